@@ -124,10 +124,8 @@ def parse_params(plugin: Any, name: str, values: Mapping[str, Any], key: str) ->
     model = params_model(plugin)
     if model is None:
         if values:
-            given = ", ".join(values)
-            raise ConfigError(
-                f"{name} has no settings, given: {given}", where=key, hint="remove it"
-            )
+            message = f"{name} has no settings, given: {', '.join(values)}"
+            raise ConfigError(message, where=key, hint="remove it")
         return None
     from pydantic import ValidationError
 
@@ -230,13 +228,9 @@ def _import(point: EntryPoint) -> Any:
     found: Any = module
     for part in point.attr.split("."):
         if not hasattr(found, part):
-            public = [
-                public_name for public_name in vars(module) if not public_name.startswith("_")
-            ]
-            raise ConfigError(
-                f"module {point.module!r} has no {point.attr!r}",
-                hint=suggestion(point.attr, public),
-            )
+            public = [each for each in vars(module) if not each.startswith("_")]
+            hint = suggestion(point.attr, public)
+            raise ConfigError(f"module {point.module!r} has no {point.attr!r}", hint=hint)
         found = getattr(found, part)
     if package != "rlctl":
         from rlctl.plugins.faults import check_attributes, check_kind

@@ -87,11 +87,14 @@ def check_kind(point: EntryPoint, found: Any) -> None:
     wanted = _METHODS.get(kind, ())
     if isinstance(found, type):
         wanted += _OF_OBJECTS.get(kind, ())
-    lacking = [name for name in wanted if not hasattr(found, name)]
-    if lacking or (kind in _CALLED and not callable(found)):
+    reason = None
+    if lacking := [name for name in wanted if not hasattr(found, name)]:
+        reason = f"has no {', '.join(lacking)}"
+    elif kind in _CALLED and not callable(found):
+        reason = "cannot be called"
+    if reason is not None:
         raise ConfigError(
-            f"the {singular(kind)} {point.value!r} is no {singular(kind)}: it "
-            + (f"has no {', '.join(lacking)}" if lacking else "cannot be called"),
+            f"the {singular(kind)} {point.value!r} is no {singular(kind)}: it {reason}",
             hint="docs/extending.md has an example of each kind",
             code="E-PLUGIN",
         )
@@ -99,7 +102,8 @@ def check_kind(point: EntryPoint, found: Any) -> None:
 
 def check_attributes(point: EntryPoint, found: Any) -> None:
     """Raise ConfigError if `Params` or `unused_keys` of a plug-in are of another type."""
-    params, unused = getattr(found, "Params", None), getattr(found, "unused_keys", ())
+    params = getattr(found, "Params", None)
+    unused = getattr(found, "unused_keys", ())
     wrong = None
     if params is not None and not hasattr(params, "model_validate_json"):
         wrong = f"its Params are {params!r:.60}, not a class of rlctl.plugins.Params"
@@ -122,7 +126,8 @@ def _problem(model: type[Params], name: str, key: str, error: Mapping[str, Any])
     if error["type"] == "extra_forbidden":
         hint = suggestion(field, list(model.model_fields))
         return Problem(f"{name} has no setting {field!r}", where, hint)
-    help_text = model.model_fields[field].description if field in model.model_fields else None
+    known = model.model_fields.get(field)
+    help_text = known and known.description
     if error["type"] == "missing":
         return Problem(f"{name} needs a value for {field}", where, help_text)
     what = error["msg"].removeprefix("Value error, ")
@@ -144,11 +149,9 @@ def import_error(point: EntryPoint, error: BaseException) -> BaseException:
             hint="the current folder and the installed packages are searched",
         )
     if missing and sys.modules.get(missing.partition(".")[0]) is None:
-        wanted = (
-            f"'{point.dist.name}[{','.join(point.extras)}]'"
-            if point.dist and point.extras
-            else missing.partition(".")[0]
-        )
+        wanted = missing.partition(".")[0]
+        if point.dist and point.extras:
+            wanted = f"'{point.dist.name}[{','.join(point.extras)}]'"
         return MissingExtraError(
             f"{point.name!r} needs the package {missing!r}", hint=f"pip install {wanted}"
         )

@@ -60,7 +60,7 @@ def register(place: Place, digest: str, cwd: str) -> None:
     `cwd` is the folder in which it was started. Does nothing if there is no folder for it.
     """
     with suppress(OSError, RuntimeError):  # a home that is missing or cannot be written
-        folder = _list()
+        folder = state_folder() / "runs"
         folder.mkdir(0o700, parents=True, exist_ok=True)
         where = hashlib.sha256(place.folder.encode()).hexdigest()[:8]
         noted = place.to_dict() | {"config": digest, "cwd": cwd}
@@ -92,7 +92,7 @@ def _noted(run: str) -> Iterator[Mapping[str, Any]]:
     if not run.isalnum():
         return
     with suppress(OSError, RuntimeError):
-        folder = _list()
+        folder = state_folder() / "runs"
         status = folder.stat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             return
@@ -103,9 +103,10 @@ def _noted(run: str) -> Iterator[Mapping[str, Any]]:
                     yield entry
 
 
-def _list() -> Path:
+def state_folder() -> Path:
+    """Return the folder of rlctl's files about this user and machine; it need not exist."""
     root = os.environ.get("XDG_STATE_HOME")
-    return (Path(root) if root else Path.home() / ".local" / "state") / "rlctl" / "runs"
+    return (Path(root) if root else Path.home() / ".local" / "state") / "rlctl"
 
 
 def _mark(path: Path) -> str | None:

@@ -39,7 +39,7 @@ COMMANDS = {
     "env test gridworld --model quickstart --scripted m": "leave out one",
     "env test gridworld size": "size=VALUE",
     "eval r --num-fewshot 2": "add --tasks NAME[,NAME…]",
-    "eval r --samples 1 --tasks a": "without --tasks, responses to the run's own data are printed",
+    "eval r --samples 1 --tasks a": "without --tasks, responses to the run's data are printed",
     "eval r --tasks a,,b": "--tasks NAME[,NAME…]",
     "export r out --private": "--push ORG/NAME --private",
     "fit gpro": "did you mean grpo",

@@ -35,7 +35,8 @@ _SENTINEL = NONCHARACTERS[1]
 _SENTINELS = re.compile(rf"{_SENTINEL}|\\u{ord(_SENTINEL):x}")
 _MARKUP = re.compile(r"[^\w\s].*[^\w\s]", re.DOTALL)  # not indentation, and no word
 
-_NUM_KEPT, _LONGEST_KEPT = 2048, 8192  # texts whose ids are kept, and their characters
+_NUM_KEPT = 2048  # texts whose ids are kept
+_LONGEST_KEPT = 8192  # characters of such a text
 
 _TOOL = "tool"  # role of the results of calls
 _USER: Message = {"role": "user", "content": "Hello."}
@@ -62,7 +63,8 @@ class ChatBridge:
         images: ImagePrompts | None = None,
     ) -> None:
         """Build the bridge; `images` renders those of messages, None: they may have none."""
-        self.tokenizer, self._images = tokenizer, images
+        self.tokenizer = tokenizer
+        self._images = images
         self._kwargs = dict(template_kwargs or {})
         added = tokenizer.added_tokens_decoder
         self.stop_token_ids = frozenset(stop_token_ids)
@@ -84,7 +86,8 @@ class ChatBridge:
             for number, token in added.items()
             if _MARKUP.fullmatch(token.content)
         }
-        self._special, self._markup = special, special | framed
+        self._special = special
+        self._markup = special | framed
         self._patterns = {True: openings(self._markup), False: openings(self._special)}
         # Replies of tools repeat, and so do the prompts of a group.
         self._kept_ids = lru_cache(_NUM_KEPT)(lambda text: array("q", self._ids(text)))
@@ -163,7 +166,9 @@ class ChatBridge:
         """Split the number of ids that `messages` have together; the last has all markup."""
         texts = [self._prepared(message, self._style)["content"] for message in messages[:-1]]
         found = [len(self.encode(text_of(text))) for text in texts]
-        return [*found, num_ids - sum(found)] if messages else []
+        if not messages:
+            return []
+        return [*found, num_ids - sum(found)]
 
     def render(
         self,
@@ -218,13 +223,18 @@ class ChatBridge:
         """
         following = [self._prepared(message, self._style) for message in messages]
         calls = [_call(message, self._style) for message in following if message["role"] == _TOOL]
-        calls = calls if self._style.several else calls[-1:]
+        if not self._style.several:
+            calls = calls[-1:]
+        given = [_ANY_TOOL] if tools else []
+        assistants: list[Message] = [{"role": "assistant", "content": _SENTINEL}]
+        if calls:
+            assistants = [
+                {"role": "assistant", "content": text, "tool_calls": calls}
+                for text in ("", _SENTINEL)
+            ]
         rendered = ""
-        for text in ("", _SENTINEL) if calls else (_SENTINEL,):
-            assistant: Message = {"role": "assistant", "content": text}
-            if calls:
-                assistant["tool_calls"] = calls
-            rendered = self._render([_USER, assistant, *following], [_ANY_TOOL] if tools else [])
+        for assistant in assistants:
+            rendered = self._render([_USER, assistant, *following], given)
             if written := list(_SENTINELS.finditer(rendered)):
                 return rendered, written[-1].end()
         return rendered, 0
@@ -266,11 +276,9 @@ class ChatBridge:
         for several, as_text in product((True, False), (False, True)):
             style = _CallStyle(as_text, several)
             calls = [_call(reply, style) for reply in replies]
-            assistant = {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": calls if several else calls[-1:],
-            }
+            if not several:
+                del calls[0]
+            assistant = {"role": "assistant", "content": "", "tool_calls": calls}
             try:
                 rendered = self._render([_USER, assistant, *replies], [_ANY_TOOL])
             except ConfigError:

@@ -1,7 +1,7 @@
 """One episode: the policy's turns and the replies of its environment, token by token.
 
 Ids are only appended: what the policy wrote is never tokenized again, and the ids of replies come
-from the chat template's own text between two turns (`ChatBridge`).
+from the chat template's text between two turns (`ChatBridge`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class EpisodeTask:
 
 
 def turn_seed(seed: int, turn: int) -> int:
-    """Return the random stream of a turn. The first turn has the row's own stream."""
+    """Return the random stream of a turn. The first turn has the row's stream."""
     return random_stream(seed, turn) if turn else seed
 
 
@@ -98,7 +98,9 @@ class EpisodeRun:
         schedule: Schedule,
     ) -> None:
         """Prepare the episode, which the `states` of the schedule count."""
-        self.settings, self.task, self.schedule = settings, task, schedule
+        self.settings = settings
+        self.task = task
+        self.schedule = schedule
         self._state = State.PENDING
         schedule.states[self._state] += 1
         self.tokens = Tokens(task.prompt_ids, images=task.images)
@@ -132,23 +134,28 @@ class EpisodeRun:
                 score = await self._score()
         except TimeoutError:
             limit = self.settings.timeouts.episode_s
-            outcome, error = "timeout", f"the episode took longer than {limit:g} s"
+            outcome = "timeout"
+            error = f"the episode took longer than {limit:g} s"
         except EnvironmentFailed as failure:
-            outcome, error = f"environment_{failure.kind}", failure.text
+            outcome = f"environment_{failure.kind}"
+            error = failure.text
             self.was_interrupted = failure.interrupted
         except ConfigError as failure:  # the chat template rejects the environment's messages
-            outcome, error = "environment_error", str(failure)
+            outcome = "environment_error"
+            error = str(failure)
         finally:
             await self._close()
         self.state = State.FINISHED if error is None else State.FAILED
-        components = dict(score) if isinstance(score, dict) else {}
-        total = components.pop("score", None) if isinstance(score, dict) else score
+        components: dict[str, float] = {}
+        if isinstance(score, dict):
+            components = dict(score)
+            score = components.pop("score", None)
         return Episode(
             outcome,
             tuple(self._messages),
             tuple(self._uses),
             time.monotonic() - began,
-            total,
+            score,
             components,
             error,
             sum(row.num_retokenized() for row in self.rows),
@@ -164,7 +171,9 @@ class EpisodeRun:
     async def _play(self) -> str:
         """Play to the end and return the outcome."""
         await self._begin()
-        limits, turn, previous = self.settings.multi_turn, 0, None
+        limits = self.settings.multi_turn
+        turn = 0
+        previous = None
         while True:
             completion = await self._generate(turn, previous)
             previous = completion.key
@@ -214,7 +223,8 @@ class EpisodeRun:
     async def _generate(self, turn: int, previous: int | None) -> Completion:
         """Let the policy write a turn."""
         self.state = State.GENERATING
-        began, context = time.monotonic(), self.tokens.context()
+        began = time.monotonic()
+        context = self.tokens.context()
         request = Request(
             key=next_key(),
             context_ids=context,
@@ -233,7 +243,8 @@ class EpisodeRun:
 
     def _add_turn(self, completion: Completion, seconds: float) -> str:
         """Add a turn of the policy to the transcript, and return its text."""
-        text, num_tokens = self._text(completion), len(completion.response_ids)
+        text = self._text(completion)
+        num_tokens = len(completion.response_ids)
         self._messages.append(
             Message("assistant", text, True, num_tokens, seconds, version=completion.version)
         )
@@ -254,10 +265,12 @@ class EpisodeRun:
         began = time.monotonic()
         step = await environment.step(turn)
         seconds = time.monotonic() - began
-        own = [] if step.reward is None else [step.reward]
         for name, numbers in self._facts.items():
             given = step.info.get(name)
-            numbers += given if isinstance(given, list) else own
+            if isinstance(given, list):
+                numbers += given
+            elif step.reward is not None:
+                numbers.append(step.reward)
         if step.reward is not None:
             self.tokens.rewards[len(self.tokens.response_ids) - 1] = step.reward
             self._messages[-1] = replace(self._messages[-1], reward=step.reward)
@@ -271,14 +284,17 @@ class EpisodeRun:
 
     def _count_reply(self, messages: Sequence[ChatMessage], num_ids: int) -> None:
         """Record the tokens of the last messages of the transcript, which have `num_ids`."""
-        shares, start = self.settings.bridge.shares(messages, num_ids), -len(messages)
+        shares = self.settings.bridge.shares(messages, num_ids)
+        start = -len(messages)
         for index, num_tokens in enumerate(shares, start):
             self._messages[index] = replace(self._messages[index], num_tokens=num_tokens)
 
     def _text(self, completion: Completion) -> str:
         """Return the text of a turn with its special tokens, but without the stop token."""
         ids = completion.response_ids.tolist()  # the tokenizer is slow with tensors
-        return self._decode(ids[:-1] if ids[-1] in self.task.decoding.stop_token_ids else ids)
+        if ids[-1] in self.task.decoding.stop_token_ids:
+            del ids[-1]
+        return self._decode(ids)
 
     def _decode(self, ids: list[int]) -> str:
         text = self.settings.tokenizer.decode(ids, skip_special_tokens=False)
@@ -287,7 +303,9 @@ class EpisodeRun:
 
     async def _score(self) -> float | dict[str, float] | None:
         """Return the environment's score; None if there is no environment."""
-        return None if self._environment is None else await self._environment.score()
+        if self._environment is None:
+            return None
+        return await self._environment.score()
 
     async def _close(self) -> None:
         if self._environment is not None:

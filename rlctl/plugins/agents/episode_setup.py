@@ -74,10 +74,12 @@ def _chat_bridge(
     config: schema.Config, tokenizer: PreTrainedTokenizerBase, stops: tuple[int, ...]
 ) -> ChatBridge:
     """Return the bridge of a run; messages have images if model and engine read them."""
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    rollout = config.actor_rollout_ref.rollout
+    model = config.actor_rollout_ref.model
     processor = processor_of(model.path, model.trust_remote_code)
-    reads = processor is not None and reads_images(rollout, model, config.trainer.device)
-    images = ImagePrompts(model, tokenizer) if reads else None
+    images = None
+    if processor is not None and reads_images(rollout, model, config.trainer.device):
+        images = ImagePrompts(model, tokenizer)
     return ChatBridge(tokenizer, stops, config.data.apply_chat_template_kwargs, images)
 
 
@@ -92,8 +94,7 @@ def check_episodes(
     and a prompt that is too long with its tools.
     """
     rollout = config.actor_rollout_ref.rollout
-    missing = missing_isolation() if "python" in rollout.agent.params.get("tools", ()) else None
-    if missing:
+    if "python" in rollout.agent.params.get("tools", ()) and (missing := missing_isolation()):
         LOG.warning("%s", missing)
     _check_program(rollout.agent)
     stops = stop_token_ids(tokenizer, config.actor_rollout_ref.model.path)
@@ -109,9 +110,12 @@ def check_episodes(
                 hint="`rlctl env test` runs it alone",
             ) from None
     if rollout.agent.program is not None:
-        return  # it writes its own prompts, and a template that changes earlier turns begins rows
-    speaks = rollout.agent.environment or rollout.multi_turn.interaction_config_path
-    replies = {*((TOOL,) if tools else ()), *((USER,) if speaks or not tools else ())}
+        return  # it writes the prompts, and a template that changes earlier turns begins rows
+    replies: set[str] = set()
+    if tools:
+        replies.add(TOOL)
+    if rollout.agent.environment or rollout.multi_turn.interaction_config_path or not tools:
+        replies.add(USER)
     check_chat_template(bridge, replies)
     length = len(bridge.opening_ids(messages, tools))
     if length > config.data.max_prompt_length:
@@ -125,7 +129,7 @@ def check_episodes(
 def _check_program(agent: schema.Agent) -> None:
     """Raise ConfigError for a program together with an environment or its settings.
 
-    A program that is a plug-in has settings of its own.
+    A program that is a plug-in has settings.
     """
     is_plugin = agent.program in plugins.names("programs")
     removals = [f"~{_ROLLOUT}.agent.params.{name}" for name in agent.params if not is_plugin]

@@ -80,7 +80,8 @@ class EpisodeGenerator(OnEngines):
     @contextmanager
     def open(cls, generation: Generation) -> Iterator[Self]:
         """Yield the generator; the processes of its environments end with the block."""
-        reward, agent = generation.early_reward, generation.config.actor_rollout_ref.rollout.agent
+        reward = generation.early_reward
+        agent = generation.config.actor_rollout_ref.rollout.agent
         if reward is not None and agent.program is not None:
             LOG.info(_NO_OVERLAP)
             reward = None
@@ -149,7 +150,8 @@ class EpisodeGenerator(OnEngines):
         finally:
             schedule.states.subtract(run.state for run in runs)
         # Without learning an episode has one row: the last that its program started.
-        shape, all_samples = settings.sampling.routing, not (validate or greedy)
+        shape = settings.sampling.routing
+        all_samples = not (validate or greedy)
         rollouts = _rollouts(rows, runs, episodes, shape, all_samples)
         if scoring is not None:
             scoring.finish(rollouts)
@@ -159,13 +161,12 @@ class EpisodeGenerator(OnEngines):
         self, rows: Prompts, first: int, decoding: Decoding, seeds: list[int]
     ) -> list[EpisodeTask]:
         """Return the starts of the episodes of `rows`, which are numbered from `first`."""
-        images = rows.images or [()] * len(rows)
-        starts = zip(rows.rows, rows.prompt_ids.rows(), seeds, images, strict=True)
+        all_images = rows.images or [()] * len(rows)
+        starts = zip(rows.rows, rows.prompt_ids.rows(), seeds, all_images, strict=True)
+        default = self.settings.default_agent
         return [
-            EpisodeTask(
-                _row(row, self.settings.default_agent), number, ids.tolist(), decoding, seed, own
-            )
-            for number, (row, ids, seed, own) in enumerate(starts, first)
+            EpisodeTask(_row(row, default), number, ids.tolist(), decoding, seed, images)
+            for number, (row, ids, seed, images) in enumerate(starts, first)
         ]
 
     def check_failures(self, rollouts: Rollouts) -> None:

@@ -38,7 +38,9 @@ def plain(value: Any, pattern: re.Pattern[str] | None) -> Any:
     """
     if isinstance(value, str):
         text = value.encode(errors="replace").decode().translate(_CLEAN)
-        return pattern.sub(lambda found: found[0] + _SPLIT, text) if pattern else text
+        if pattern is None:
+            return text
+        return pattern.sub(lambda found: found[0] + _SPLIT, text)
     if isinstance(value, Mapping):
         return {key: plain(item, pattern) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -3,7 +3,7 @@
 An episode appends ids: prompt, response, bridge, response and so on. A server that continues the
 same conversation renders all of its messages again at each turn. Both are the same context if every
 rendering is the one before, plus the turn, plus the bridge. Probe conversations of the
-kinds that the run needs show it on the run's own template:
+kinds that the run needs show it on the run's template:
 
     prompt_is_kept      system prompt and tools do not change when messages follow
     generation_prompt   a turn in the history begins as the policy's turn began
@@ -29,7 +29,8 @@ from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.plugins.agents.chat_bridge import ChatBridge
 from rlctl.runtime.serving.chat import Message, ToolCall, ToolSchema, Turn, to_call, to_schema
 
-TOOL, USER = "tool", "user"
+TOOL = "tool"
+USER = "user"
 
 _TOWN = {
     "type": "object",
@@ -61,7 +62,8 @@ class _Broken(Exception):
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(name, what)
-        self.name, self.what = name, what
+        self.name = name
+        self.what = what
 
 
 def check_chat_template(bridge: ChatBridge, replies: Collection[str]) -> None:
@@ -69,13 +71,14 @@ def check_chat_template(bridge: ChatBridge, replies: Collection[str]) -> None:
 
     `replies` are the roles of the messages that may follow a turn: TOOL, USER or both.
     """
-    prompt = bridge.render([_QUESTION], _TOOLS if TOOL in replies else [])
+    tools = _TOOLS if TOOL in replies else []
+    prompt = bridge.render([_QUESTION], tools)
     problems: dict[str, str] = {}
-    if TOOL in replies and not all(tool["function"]["name"] in prompt for tool in _TOOLS):
+    if not all(tool["function"]["name"] in prompt for tool in tools):
         problems["tools_are_shown"] = "the prompt does not contain the tools"
     for turns in _probes(bridge, replies, prompt):
         try:
-            _check_probe(bridge, turns, _TOOLS if TOOL in replies else [])
+            _check_probe(bridge, turns, tools)
         except _Broken as broken:
             problems.setdefault(broken.name, broken.what)
     raise_problems(
@@ -144,7 +147,8 @@ def _check_probe(bridge: ChatBridge, turns: Sequence[_Exchange], tools: list[Too
     prompt: int | None = None
     for turn, replies in turns:
         opening = _num_equal(before, bridge.render(history, tools, generation_prompt=False))
-        prompt = opening if prompt is None else prompt
+        if prompt is None:
+            prompt = opening
         history = [*history, turn, *replies]
         name = "tool_results" if replies[0]["role"] == TOOL else "user_turns"
         try:
@@ -171,8 +175,10 @@ def _check_history(
         return
     elif same >= opening:
         name = "generation_prompt"
+    elif same >= prompt:
+        name = "history_is_kept"
     else:
-        name = "prompt_is_kept" if same < prompt else "history_is_kept"
+        name = "prompt_is_kept"
     start = max(0, same - 30)
     if same == len(before):
         raise _Broken(name, f"a turn that begins with a thought became {_excerpt(after[same:])}")

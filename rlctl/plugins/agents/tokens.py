@@ -51,7 +51,8 @@ class Tokens:
     def _add_routing(self, routing: Tensor) -> None:
         """Add the experts (N, L, K) of a request's tokens; earlier records of tokens stay."""
         if self.routing is not None:
-            first, routing = self.routing, routing.clone()
+            first = self.routing
+            routing = routing.clone()
             again = routing[: len(first)]
             again[:] = torch.where(first == OWN, again, first)
         self.routing = routing
@@ -73,13 +74,18 @@ class Tokens:
 
     def num_retokenized(self) -> int:
         """Return the tokens of turns whose context or text is not what the engine saw."""
-        ids, done = self.context(), len(self.prompt_ids)
-        checksum, start, wrong = _checksum(ids[:done]), 0, 0
+        ids = self.context()
+        done = len(self.prompt_ids)
+        checksum = _checksum(ids[:done])
+        start = 0
+        wrong = 0
         for end, seen in self.seen:
             length = end - start
             checksum = _checksum(ids[done : done + length], checksum)
-            wrong += 0 if checksum == seen else length
-            start, done = end, done + length
+            if checksum != seen:
+                wrong += length
+            start = end
+            done += length
         return wrong
 
 

@@ -216,7 +216,7 @@ def own_url(urls: Sequence[str], spec: EngineSpec) -> str:
     number = spec.rank_info.rank if spec.number is None else spec.number
     if number >= len(urls) or (spec.number is None and len(urls) != spec.rank_info.world_size):
         raise ConfigError(
-            f"engine {number} needs a server of its own: {len(urls)} addresses are given",
+            f"engine {number} needs a separate server: {len(urls)} addresses are given",
             where=f"{ENGINE_KWARGS}.url",
             hint="give one address per engine, or `rlctl engines add RUN --url ADDRESS`",
         )
@@ -232,6 +232,7 @@ def _shards(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]
         size += shard[name].nbytes
         if size >= _SHARD_BYTES:
             yield shard
-            shard, size = {}, 0
+            shard = {}
+            size = 0
     if shard:
         yield shard

@@ -39,7 +39,8 @@ from rlctl.tracking.shown import SampleTable, leaves, link, notes
 from rlctl.tracking.tracker import SAMPLES, RunInfo, Sample
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-_MAX_METRICS, _MAX_PARAMS = 1000, 100  # per request
+_MAX_METRICS = 1000  # per request
+_MAX_PARAMS = 100  # per request
 _MAX_PARAM_LENGTH = 6000  # characters of a parameter's value
 _MAX_TAG_LENGTH = 5000
 _MAX_ROWS = 1000
@@ -268,8 +269,9 @@ def _sweep_run(client: MlflowClient, experiment: str, sweep: str) -> str:
 
 def _close_lost(client: MlflowClient, experiment: str, lost: Sequence[str]) -> None:
     """End the runs of killed processes, which MLflow shows as running."""
-    running = client.search_runs([experiment], "attributes.status = 'RUNNING'") if lost else ()
-    for run in running:
+    if not lost:
+        return
+    for run in client.search_runs([experiment], "attributes.status = 'RUNNING'"):
         if run.info.run_id in lost:
             client.set_terminated(run.info.run_id, "FAILED")
 

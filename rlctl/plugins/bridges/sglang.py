@@ -62,9 +62,9 @@ class SGLangEngine(HttpEngine):
         if rollout.tensor_model_parallel_size > 1:
             key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
             raise ConfigError(
-                "the engine sglang runs one server per rank without tensor parallelism of its own",
+                "the engine sglang runs one server per rank without tensor parallelism",
                 where=key,
-                hint="set it to 1, and start your own servers with --tp-size",
+                hint="set it to 1, and start your servers with --tp-size",
                 fix=(key, f"{key}=1"),
             )
         check_urls(arguments.urls, num_ranks, SGLangServer)
@@ -78,7 +78,7 @@ class SGLangEngine(HttpEngine):
             raise MissingExtraError(
                 "the engine sglang needs the package sglang, or the address of a server",
                 where="actor_rollout_ref.rollout.name",
-                hint="install sglang in an environment of its own, and set "
+                hint="install sglang in a separate environment, and set "
                 f"+{ENGINE_KWARGS}.python=ENVIRONMENT/bin/python or "
                 f"+{ENGINE_KWARGS}.url=http://HOST:PORT",
             )
@@ -166,7 +166,8 @@ class SGLangEngine(HttpEngine):
 
     def _complete(self, call: Call) -> Completion:
         """Sample one response."""
-        request, index = call.request, call.index
+        request = call.request
+        index = call.index
         body = {
             "rid": call.id,
             "input_ids": request.context_ids.tolist(),
@@ -182,7 +183,8 @@ class SGLangEngine(HttpEngine):
                 f"SGLang aborted a response, or returned no log-probs: {str(reply)[:500]}",
                 where=self.server.url,
             )
-        ids, log_probs = [token for _, token, *_ in row], [log_prob for log_prob, *_ in row]
+        ids = [token for _, token, *_ in row]
+        log_probs = [log_prob for log_prob, *_ in row]
         tops = meta.get("output_top_logprobs") or ()
         return call.completion(
             ids, log_probs, [[(token, number) for number, token, *_ in top] for top in tops]
@@ -192,19 +194,25 @@ class SGLangEngine(HttpEngine):
 def _params(request: Request, index: int) -> dict[str, Any]:
     """Return SGLang's sampling parameters of one response; its seeds have 31 bits."""
     decoding = request.decoding
-    return {
+    params: dict[str, Any] = {
         "temperature": decoding.temperature,
-        "top_p": decoding.top_p if decoding.temperature else 1.0,
-        "top_k": decoding.top_k if decoding.temperature and decoding.top_k > 0 else -1,
+        "top_p": 1.0,
+        "top_k": -1,
         "max_new_tokens": request.max_tokens[index],
         "stop_token_ids": list(decoding.stop_token_ids),
         "sampling_seed": request.seeds[index] & 0x7FFFFFFF,
     }
+    if decoding.temperature:
+        params["top_p"] = decoding.top_p
+        if decoding.top_k > 0:
+            params["top_k"] = decoding.top_k
+    return params
 
 
 def _launch_arguments(spec: EngineSpec) -> list[str]:
     """Return the arguments of `sglang.launch_server` that follow from the configuration."""
-    rollout, on_cpu = spec.rollout, spec.rank_info.device == "cpu"
+    rollout = spec.rollout
+    on_cpu = spec.rank_info.device == "cpu"
     switches = {
         "--skip-tokenizer-init": True,
         "--enable-deterministic-inference": not on_cpu,

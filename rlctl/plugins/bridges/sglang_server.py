@@ -44,23 +44,18 @@ class SGLangServer(HttpServer):
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         log = Path(tempfile.mkstemp(prefix="rlctl-sglang-", suffix=".log")[1])
-        command = [
-            python,
-            "-m",
-            "sglang.launch_server",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            *arguments,
-        ]
+        address = ["--host", "127.0.0.1", "--port", str(port)]
+        command = [python, "-m", "sglang.launch_server", *address, *arguments]
+        environment = dict(os.environ)
+        if on_cpu:
+            environment["SGLANG_USE_CPU_ENGINE"] = "1"
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ | ({"SGLANG_USE_CPU_ENGINE": "1"} if on_cpu else {}),
+                env=environment,
                 preexec_fn=die_with_parent,
             )
         server = cls(f"http://127.0.0.1:{port}", process, log)

@@ -71,21 +71,23 @@ class TensorBoardTracker:
     def start(self, run: RunInfo) -> str:
         """Open a new event file in the run's folder and return that folder as the run's id.
 
-        TensorBoard names runs by their folders, so that a folder of its own would be in each name.
-        A run of an earlier version, which has one, continues there. TensorBoard hides steps after
+        TensorBoard names runs by their folders, so that a separate folder would be in each name. A
+        run of an earlier version, which has one, continues there. TensorBoard hides steps after
         `resume_step` in the files of earlier attempts.
         """
         root = self.params.log_dir or os.environ.get("TENSORBOARD_DIR")
         earlier = run.trackers.get("tensorboard")
         name = earlier if earlier == _OLD_FOLDER else "."
-        folder = Path(root) / run.project / run.name if root else run.folder / name
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder.absolute()
+        self.folder = (run.folder / name).absolute()
+        known = name
+        if root:
+            self.folder = (Path(root) / run.project / run.name).absolute()
+            known = str(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.events = EventsWriter(
-            str(folder / "events"),
+            str(self.folder / "events"),
             f".{time.time_ns()}",  # else two attempts in one second share a file
         )
-        known = str(folder.absolute()) if root else name
         if earlier == known:
             self.events.write_event(
                 Event(
@@ -155,11 +157,12 @@ class TensorBoardTracker:
 def _compared(run: RunInfo) -> dict[str, Any]:
     """Return the settings for the tab HParams: `_COMPARED`, and those that the user changed."""
     flat = flat_config(run)
-    names = [name for name in (*_COMPARED, *changed_keys(run)) if flat.get(name) is not None]
-    plain = (bool, int, float, str)
-    return {
-        name: flat[name] if isinstance(flat[name], plain) else str(flat[name]) for name in names
-    }
+    compared: dict[str, Any] = {}
+    for name in (*_COMPARED, *changed_keys(run)):
+        value = flat.get(name)
+        if value is not None:
+            compared[name] = value if isinstance(value, bool | int | float | str) else str(value)
+    return compared
 
 
 def _cell(value: Any, *, is_code: bool) -> str:

@@ -46,7 +46,7 @@ class TrackioTracker:
         """
         # It prints each alert, and stdout is for data.
         setattr(trackio.run, "print", lambda *_args, **_options: None)  # noqa: B010
-        own = {"tags": list(run.tags), "description": run.description, "show": link(run)}
+        facts = {"tags": list(run.tags), "description": run.description, "show": link(run)}
         self.run = trackio.init(
             project=run.project,
             name=run.name,
@@ -54,7 +54,7 @@ class TrackioTracker:
             space_id=self.params.space_id,
             server_url=self.params.server_url,
             private=self.params.private,
-            config=flat_config(run) | own,
+            config=flat_config(run) | facts,
             resume="allow" if "trackio" in run.trackers else "never",
             embed=False,
             auto_log_gpu=False,
@@ -72,14 +72,14 @@ class TrackioTracker:
             return Destination("online", place=f"https://huggingface.co/spaces/{space}")
         if server:
             return Destination("server", place=server.partition("?")[0])  # a token may follow
-        own = os.environ.get("TRACKIO_DIR")
-        database = f"TRACKIO_DIR={shlex.quote(own)} " if own else ""
         file = SQLiteStorage.get_project_db_path(self.project)
-        look = f"{database}trackio show --project {shlex.quote(self.project)}"
+        look = f"trackio show --project {shlex.quote(self.project)}"
+        if chosen := os.environ.get("TRACKIO_DIR"):
+            look = f"TRACKIO_DIR={shlex.quote(chosen)} {look}"
         return Destination("local", place=folder(file), look=look)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step; those of the system have a tab of their own, over time."""
+        """Log the metrics of a step; those of the system have a separate tab, over time."""
         self._replace_from(step)
         system = {name: value for name, value in metrics.items() if name.startswith(_SYSTEM)}
         if system:

@@ -59,7 +59,8 @@ class VLLMServerEngine(HttpEngine):
         check_urls(arguments.urls, num_ranks, VLLMServer)
         problems: list[Problem] = []
         if rollout.tensor_model_parallel_size > 1:
-            key, hint = "tensor_model_parallel_size", "set it to 1, and give it to the server"
+            key = "tensor_model_parallel_size"
+            hint = "set it to 1, and give it to the server"
             problems.append(Problem(f"{_KEY}.{key} concerns engines of the run", hint=hint))
         if rollout.top_p < 1 or rollout.top_k > 0:
             problems.append(
@@ -78,7 +79,7 @@ class VLLMServerEngine(HttpEngine):
     ) -> list[Problem]:
         """Return why vLLM cannot generate with models of this config.
 
-        The server is taken to have the `device` of the run: its own is known when it answers.
+        The server is taken to have the `device` of the run: the real one is known when it answers.
         """
         del rollout  # its ranks are those of the run
         return unlike_transformers(config, device == "cpu")
@@ -96,7 +97,7 @@ class VLLMServerEngine(HttpEngine):
         return engine
 
     def sleep(self) -> bool:
-        """Keep the memory: the server is on devices of its own."""
+        """Keep the memory: the server is on other devices."""
         return False
 
     def wake(self) -> None:
@@ -133,7 +134,8 @@ class VLLMServerEngine(HttpEngine):
         }
         reply = self._post("/inference/v1/generate", body)
         choice = reply["choices"][0]
-        ids, content = choice["token_ids"], (choice["logprobs"] or {}).get("content")
+        ids = choice["token_ids"]
+        content = (choice["logprobs"] or {}).get("content")
         if not ids or not content or choice["finish_reason"] == "abort":
             raise RlctlError(
                 f"vLLM aborted a response, or returned no log-probs: {str(choice)[:500]}",
@@ -152,10 +154,11 @@ class VLLMServerEngine(HttpEngine):
 
     def num_receivers(self, device: str, host: str) -> int:
         """See `RemoteReceiver`. A server with data parallelism sends calls to one replica."""
-        parallel, own = self.config["parallel_config"], self.config["device_config"]["device"]
+        parallel = self.config["parallel_config"]
+        on_device = self.config["device_config"]["device"] == device
         is_reached = self.server.is_local or not is_loopback(host)
         is_extended = parallel["worker_extension_cls"] == _EXTENSION
-        can_join = is_extended and parallel["data_parallel_size"] == 1 and own == device
+        can_join = is_extended and parallel["data_parallel_size"] == 1 and on_device
         return parallel["world_size"] if can_join and is_reached else 0
 
     def receive_weights(self, address: GroupAddress, number: int) -> int | None:
@@ -186,7 +189,8 @@ class VLLMServerEngine(HttpEngine):
 
 def _unsuitable(config: dict[str, Any], length: int) -> list[tuple[str, str]]:
     """Return what is wrong with a server's settings, each with the option that fixes it."""
-    model, on_cpu = config["model_config"], config["device_config"]["device"] == "cpu"
+    model = config["model_config"]
+    on_cpu = config["device_config"]["device"] == "cpu"
     found: list[tuple[str, str]] = []
     if model["logprobs_mode"] != "processed_logprobs":
         message = "the vLLM server reports log-probs before the temperature"

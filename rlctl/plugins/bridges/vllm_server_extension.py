@@ -42,7 +42,7 @@ if current_platform.is_cpu():
 class WeightReceiver:
     """Mixin of vLLM's worker, which is a member of the trainer's process group.
 
-    vLLM's own `reload_weights` reads weights from a folder.
+    `reload_weights` of vLLM reads weights from a folder.
     """
 
     rank: int  # among the server's workers

@@ -9,7 +9,8 @@ from typing import Any
 from rlctl.errors import NotFoundError
 from rlctl.runs.run import Run
 
-_NEWEST, _FIRST = 20, 2  # steps that are averaged, after the first ones, which warm up
+_NEWEST = 20  # steps that are averaged
+_FIRST = 2  # steps before them, which warm up
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
 _CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 _IN_STEP = "timing_s/step"
@@ -40,9 +41,10 @@ def _beside(phase: str, other: str) -> Callable[[Seconds], float]:
     """Return what is saved if `phase` runs beside `other`; `step` is the rest of the step."""
 
     def saved(seconds: Seconds) -> float:
-        own = seconds.get(phase, 0.0)
-        rest = seconds["step"] - own if other == "step" else seconds.get(other, 0.0)
-        return min(own, rest)
+        alone = seconds.get(phase, 0.0)
+        if other == "step":
+            return min(alone, seconds["step"] - alone)
+        return min(alone, seconds.get(other, 0.0))
 
     return saved
 
@@ -50,7 +52,7 @@ def _beside(phase: str, other: str) -> Callable[[Seconds], float]:
 HINTS = (
     Hint(
         "gen",
-        "async_training.max_staleness=1, with a pool of its own for trainer.placement.rollout",
+        "async_training.max_staleness=1, with a separate pool for trainer.placement.rollout",
         "generation beside training: a step takes the longer of the two; needs other devices",
         _beside("gen", "step"),
         lambda get: not get("async_training.max_staleness"),
@@ -122,9 +124,12 @@ def advice(run: Run) -> dict[str, Any]:
     slowest = max(shares, key=lambda name: shares[name], default=None)
     hints: list[dict[str, Any]] = []
     for hint in HINTS:
-        gain = hint.saved(seconds) / total if hint.saved else None
-        relevant = hint.phase == slowest if gain is None else gain >= 0.02
-        if hint.phase in shares and relevant and hint.applies(run.setting):
+        gain = None
+        is_relevant = hint.phase == slowest
+        if hint.saved is not None:
+            gain = hint.saved(seconds) / total
+            is_relevant = gain >= 0.02
+        if hint.phase in shares and is_relevant and hint.applies(run.setting):
             hints.append(
                 {"phase": hint.phase, "change": hint.change, "gain": gain, "why": hint.why}
             )

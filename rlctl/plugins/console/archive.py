@@ -27,7 +27,8 @@ from rlctl.runs.record import RunRecord
 from rlctl.runs.run import Run
 from rlctl.runs.run_dir import RECORD_FILE
 
-MOST_FILES, MOST_HEADER = 1_000_000, 2**16
+MOST_FILES = 1_000_000
+MOST_HEADER = 2**16
 _COMPRESSED = {".tar.zst": "", ".tar.gz": "gz", ".tgz": "gz", ".tar": ""}
 
 
@@ -109,10 +110,12 @@ def _aside(project: Path) -> Iterator[Path]:
 def _extract(tar: tarfile.TarFile, first: tarfile.TarInfo, aside: Path, most_bytes: int) -> None:
     """Write the files of an archive from `first` on. Raises ReadError for what is no file."""
     member: tarfile.TarInfo | None = first
-    number, run = 0, _parts(first)[:2]
+    number = 0
+    run = _parts(first)[:2]
     while member is not None:
         parts = _parts(member)
-        number, most_bytes = number + 1, most_bytes - member.size
+        number += 1
+        most_bytes -= member.size
         if most_bytes < 0 or number > MOST_FILES:
             raise tarfile.ReadError("it is larger than --max-gib, or than the free space")
         source = tar.extractfile(member) if member.isreg() else None
@@ -160,14 +163,13 @@ def _opened(path: Path, name: str, mode: Literal["r", "w"]) -> Iterator[tarfile.
         raise UsageError(f"{name} has no known ending", hint=f"use one of {', '.join(_COMPRESSED)}")
     kind: Any = f"{mode}|{_COMPRESSED[suffix]}"
     with ExitStack() as stack:
-        compressed: Any = None
+        source: dict[str, Any] = {"name": str(path)}
         if suffix == ".tar.zst":
             require("zstandard", f"{name} (unlike .tar.gz) needs zstandard", "zstd")
             import zstandard
 
-            compressed = stack.enter_context(zstandard.open(path, f"{mode}b"))
-        source = None if compressed is not None else str(path)
-        yield stack.enter_context(tarfile.open(source, kind, fileobj=compressed, tarinfo=_Header))
+            source = {"fileobj": stack.enter_context(zstandard.open(path, f"{mode}b"))}
+        yield stack.enter_context(tarfile.open(mode=kind, tarinfo=_Header, **source))
 
 
 def _errors() -> tuple[type[BaseException], ...]:

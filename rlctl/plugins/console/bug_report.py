@@ -64,7 +64,9 @@ def write_bug_report(
     for name, value in os.environ.items():
         if is_secret_name(name):
             register(value, name)
-    parts = [*_about_the_machine(checks), *(_about(run) if run is not None else ())]
+    parts = list(_about_the_machine(checks))
+    if run is not None:
+        parts += _about(run)
     items = [Item(name, len(text.encode()), remark) for name, text, remark in parts]
     parts.insert(0, ("README.txt", _readme(items, run), ""))
     if target.exists():
@@ -77,9 +79,9 @@ def write_bug_report(
             for name, text, _ in parts:
                 file.writestr(f"{target.stem}/{name}", text)
     except OSError as error:
-        hint = "rlctl doctor --bug-report /tmp/report.zip"
         from rlctl.write_errors import cannot_write
 
+        hint = "rlctl doctor --bug-report /tmp/report.zip"
         raise cannot_write("the archive", target, error, hint) from error
     return items
 
@@ -167,12 +169,12 @@ def _json(value: Any) -> str:
 
 def _readme(items: Sequence[Item], run: Run | None) -> str:
     about = f" and the run {run.key}" if run is not None else ""
-    listing = "\n".join(
-        f"{item.bytes:>10,}  {item.name}{f' ({item.remark})' if item.remark else ''}"
-        for item in items
-    )
+    listing = ""
+    for item in items:
+        remark = f" ({item.remark})" if item.remark else ""
+        listing += f"{item.bytes:>10,}  {item.name}{remark}\n"
     return (
         f"Report of `rlctl doctor --bug-report` about this installation{about}.\n"
         "Secrets are replaced by <secret>. Prompts, responses, data and weights are not included.\n"
-        f"Look through the files before you send them.\n\n{listing}\n"
+        f"Look through the files before you send them.\n\n{listing}"
     )

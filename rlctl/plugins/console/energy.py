@@ -26,7 +26,8 @@ from rlctl.runtime.training.listeners import Listener
 LOG = logging.getLogger(__name__)
 
 FILE = "energy.json"  # joules by counter, of all attempts
-POWERCAP, DRIVER = Path("/sys/class/powercap"), Path("/dev/nvidiactl")
+POWERCAP = Path("/sys/class/powercap")
+DRIVER = Path("/dev/nvidiactl")
 EVERY_S = 60.0  # the counter of a processor turns over after some minutes
 _CLOSE_S = 5.0
 _JOULES_PER_KWH = 3.6e6
@@ -49,7 +50,9 @@ class Counter:
         now = self.read()
         used = now - self.last
         self.last = now
-        return used if used >= 0 else used + (self.turn or -used)
+        if used < 0:
+            used += self.turn or -used
+        return used
 
 
 def processors(folder: Path) -> Iterator[Counter]:
@@ -126,13 +129,15 @@ def read_joules(folder: Path) -> dict[str, float]:
 
 def energy_kwh(run: Run) -> float | None:
     """Return the energy of a run in kWh, None if it was not counted."""
-    joules = read_joules(run.path)
-    return round(sum(joules.values()) / _JOULES_PER_KWH, 6) if joules else None
+    if not (joules := read_joules(run.path)):
+        return None
+    return round(sum(joules.values()) / _JOULES_PER_KWH, 6)
 
 
 def cost(run: Run) -> float | None:
     """Return the price of a run's hours, None without `trainer.price_per_hour`."""
-    price, seconds = run.setting("trainer.price_per_hour"), run.seconds
+    price = run.setting("trainer.price_per_hour")
+    seconds = run.seconds
     if not isinstance(price, int | float) or seconds is None:
         return None
     return round(price * seconds / 3600, 4)

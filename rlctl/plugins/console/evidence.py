@@ -28,8 +28,12 @@ from rlctl.runtime.rewards.specs import module_file
 
 LOG = logging.getLogger(__name__)
 
-FOLDER, PATCH, FILES, INDEX = "evidence", "changes.patch", "files", "index.json"
-MAX_FILE, MAX_TOTAL = 2**20, 16 * 2**20  # bytes
+FOLDER = "evidence"
+PATCH = "changes.patch"
+FILES = "files"
+INDEX = "index.json"
+MAX_FILE = 2**20  # bytes
+MAX_TOTAL = 16 * 2**20  # bytes
 _SUFFIXES = (".py", ".yaml", ".yml", ".json", ".toml", ".jinja")
 _DATA = ("data.*_files*", "trainer.*", "*.model.path")
 _CLASS = re.compile(r"^[\s-]*class_name:\s*[\"']?([\w.]+)\.\w+", re.MULTILINE)  # in verl's YAML
@@ -62,11 +66,10 @@ def keep(run: Path, recorded: Mapping[str, Any]) -> None:
         files: dict[str, dict[str, str]] = {}
         for path in dict.fromkeys(user_files(recorded)):
             name = copy_name(path)
-            content = read_bounded(path)
-            text = "" if content is None else content.decode("utf-8", "replace")
-            if content is None:
+            if (content := read_bounded(path)) is None:
                 copies.left_out[str(path)] = "too large, or not a file"
-            elif copies.add(f"{FILES}/{name}", text, str(path)):
+                continue
+            if copies.add(f"{FILES}/{name}", content.decode("utf-8", "replace"), str(path)):
                 digest = hashlib.sha256(content).hexdigest()
                 files[name] = {"path": str(path), "sha256": digest}
         index = {"files": files, "left_out": copies.left_out}
@@ -100,7 +103,8 @@ def read_bounded(path: Path) -> bytes | None:
         if path.is_file():
             with open_record(path.resolve()) as file:
                 content = file.read(MAX_FILE + 1)
-            return content if len(content) <= MAX_FILE else None
+            if len(content) <= MAX_FILE:
+                return content
     return None
 
 

@@ -56,18 +56,14 @@ class Evidence:
             for path in sorted((folder / FILES).rglob("*"))
             if path.is_file()
         }
-        record = run.record
-        versions = record.versions if record is not None else {}
-        packages = _packages(_text(run.path / "env.txt")) or dict(versions)
-        git = record.git if record is not None else None
+        packages: Mapping[str, Any] = _packages(_text(run.path / "env.txt"))
+        commit = None
+        if run.record is not None:
+            packages = packages or run.record.versions
+            commit = (run.record.git or {}).get("commit")
         settings = {key: v for key, v in read_settings(run.path).items() if key not in _NAMES}
-        return cls(
-            run.name,
-            settings,
-            {"commit": (git or {}).get("commit"), **packages},
-            _text(folder / PATCH),
-            files,
-        )
+        environment = {"commit": commit, **packages}
+        return cls(run.name, settings, environment, _text(folder / PATCH), files)
 
     @classmethod
     def present(cls, run: Run) -> Evidence:
@@ -181,11 +177,6 @@ def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[A
 
 
 def _unified(one: Evidence, other: Evidence, name: str, before: str, after: str) -> str:
-    lines = difflib.unified_diff(
-        before.splitlines(),
-        after.splitlines(),
-        f"{one.name}/{name}",
-        f"{other.name}/{name}",
-        lineterm="",
-    )
-    return "\n".join(lines)
+    texts = (before.splitlines(), after.splitlines())
+    names = (f"{one.name}/{name}", f"{other.name}/{name}")
+    return "\n".join(difflib.unified_diff(*texts, *names, lineterm=""))

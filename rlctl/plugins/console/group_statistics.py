@@ -40,16 +40,16 @@ class Sample:
         error = float(np.std(self.values, ddof=1)) / math.sqrt(len(self.values))
         return t_quantile(len(self.values) - 1) * error
 
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """Ends of the 95 % interval; None for one value."""
+        if self.half is None:
+            return None, None
+        return self.mean - self.half, self.mean + self.half
+
     def as_json(self) -> dict[str, Any]:
         """Return the sample as plain data."""
-        low, high = (
-            (None, None)
-            if self.half is None
-            else (
-                self.mean - self.half,
-                self.mean + self.half,
-            )
-        )
+        low, high = self.ends
         ends = {"low": low, "high": high}
         return {"n": len(self.values), "mean": self.mean, **ends, "values": list(self.values)}
 
@@ -59,7 +59,7 @@ class Sample:
             return None
         deviation = float(np.std(self.values, ddof=1))
         if deviation == 0:
-            return 1.0 if self.mean == 0 else 0.0
+            return float(self.mean == 0)
         t = self.mean / (deviation / math.sqrt(len(self.values)))
         return two_sided_p(t, len(self.values) - 1)
 
@@ -102,7 +102,8 @@ class GroupedRuns:
     @classmethod
     def of(cls, runs: Sequence[Run], key: str, metrics: Sequence[str]) -> GroupedRuns:
         """Group the runs. Raises UsageError for an unknown key or metric."""
-        query = Query(key if "`" in key or "(" in key else f"`{key}`")
+        is_expression = "`" in key or "(" in key
+        query = Query(key if is_expression else f"`{key}`")
         check_names(query, runs)
         by_value: dict[str, tuple[Any, list[Run]]] = {}
         for run in runs:
@@ -129,8 +130,10 @@ class GroupedRuns:
                 if sample is None:
                     yield [_label(term), str(group.value), "0", "-", "-", "-", "-"]
                     continue
-                shown = (percent_or_number(term.name, each) for each in _ends(sample))
-                mean, low, high, least, most = shown
+                figures = (sample.mean, *sample.ends, min(sample.values), max(sample.values))
+                mean, low, high, least, most = (
+                    percent_or_number(term.name, each) for each in figures
+                )
                 between = "-" if sample.half is None else f"{low} to {high}"
                 number = str(len(sample.values))
                 yield [_label(term), str(group.value), number, mean, between, least, most]
@@ -199,12 +202,6 @@ def _integral(begin: float, end: float, freedom: int) -> float:
     return float((end - begin) / 2 * (weights * np.cos(angles) ** (freedom - 1)).sum())
 
 
-def _ends(sample: Sample) -> Iterator[float]:
-    half = sample.half or 0.0
-    yield from (sample.mean, sample.mean - half, sample.mean + half)
-    yield from (min(sample.values), max(sample.values))
-
-
 def _label(term: Term) -> str:
     return term.name if term.aspect == "last" else f"{term.aspect}({term.name})"
 
@@ -220,5 +217,6 @@ def _main_metric(run: Run) -> str | None:
 def _order(group: tuple[Any, Sequence[Run]]) -> tuple[bool, float, str]:
     """Return the key of an order of groups: numbers first, by size."""
     value = group[0]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return not is_number, float(value) if is_number else 0.0, str(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return False, float(value), str(value)
+    return True, 0.0, str(value)

@@ -31,7 +31,9 @@ def change_tags(folder: Path, changes: list[str]) -> Labels:
         labels = read_labels(folder)
         tags = list(labels.tags)
         for change, tag in zip(changes, names, strict=True):
-            tags = [known for known in tags if known != tag] + ([] if change[0] in "-^" else [tag])
+            tags = [known for known in tags if known != tag]
+            if change[0] not in "-^":
+                tags.append(tag)
         return _write(folder, dataclasses.replace(labels, tags=tuple(tags)))
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlctl import __version__, api, plugins
 from rlctl.errors import RlctlError, UsageError
+from rlctl.plugins.console.detached import start_detached
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.search_path import library_recipes
 from rlctl.runs import details
@@ -49,7 +50,8 @@ class Reading:
     """Tools that only read. Clients show their docstrings to models."""
 
     def __init__(self, root: Path, may_train: bool) -> None:
-        self._root, self._may_train = root, may_train
+        self._root = root
+        self._may_train = may_train
 
     def list_runs(self, where: str | None = None, sort: str | None = None, number: int = 20) -> Any:
         """List runs, active ones and the newest first.
@@ -159,7 +161,8 @@ class Reading:
                 raise UsageError(f"{text!r} begins with a dash")
         if not self._may_train:
             _check_harmless(recipe, overrides)
-        return ["train", algorithm, *(["--recipe", recipe] if recipe else []), *overrides]
+        options = ["--recipe", recipe] if recipe else []
+        return ["train", algorithm, *options, *overrides]
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "RLCTL_RUNS": str(self._root)}
@@ -187,14 +190,8 @@ class Training(Reading):
             return checked
         log = self._root / ".mcp" / f"{chosen}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        process = subprocess.Popen(
-            [*_RLCTL, *words],
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log.open("wb"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        with log.open("wb") as output:
+            process = start_detached([*_RLCTL, *words], output, env=self._environment())
         return {"run": chosen, "pid": process.pid, "output": str(log)}
 
     def stop(self, run: str) -> Any:
@@ -246,8 +243,9 @@ def _short(value: Any) -> Any:
         return {name: _short(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_short(inner) for inner in value]
-    is_long = isinstance(value, str) and len(value) > _MAX_TEXT
-    return f"{value[:_MAX_TEXT]}… ({len(value)} characters)" if is_long else value
+    if isinstance(value, str) and len(value) > _MAX_TEXT:
+        return f"{value[:_MAX_TEXT]}… ({len(value)} characters)"
+    return value
 
 
 def _check_harmless(recipe: str | None, overrides: Sequence[str]) -> None:

@@ -32,7 +32,8 @@ from rlctl.runs.run import read_run
 from rlctl.runs.run_dir import RECORD_FILE
 
 POLL_S = 1.0
-TRIES, PAUSES_S = 4, (1.0, 5.0, 20.0)
+TRIES = 4
+PAUSES_S = (1.0, 5.0, 20.0)
 COMMAND_S = 30.0  # limit of a command
 END_S = 150  # limit of everything after the end of the attempt
 MOST_ALARMS = 20  # of one attempt
@@ -78,7 +79,8 @@ class Watch:
 
     def _events(self) -> Iterator[dict[str, Any]]:
         """Yield the events as they come, at last the end of the attempt or `lost`."""
-        position, path = self.begin, self.folder / EVENTS_FILE
+        position = self.begin
+        path = self.folder / EVENTS_FILE
         while True:
             alive = self._is_alive()  # before the events: the last ones are read below
             with suppress(OSError), path.open("rb") as file:
@@ -119,7 +121,9 @@ def _name_of_end(event: dict[str, Any]) -> str | None:
     """Return the notice of the end of an attempt; None after Ctrl-C, which needs no notice."""
     if event["kind"] != "stopped":
         return event["kind"]
-    return None if event.get("exit_code") == _CTRL_C else "preempted"
+    if event.get("exit_code") == _CTRL_C:
+        return None
+    return "preempted"
 
 
 def _reason(event: dict[str, Any]) -> str:
@@ -128,7 +132,9 @@ def _reason(event: dict[str, Any]) -> str:
     if event["kind"] != "stopped":
         return ""
     code = int(event.get("exit_code") or 0)
-    return f"by signal {code - 128}" if code > 128 else "its time is up"
+    if code > 128:
+        return f"by signal {code - 128}"
+    return "its time is up"
 
 
 def _facts(folder: Path) -> Iterator[str]:
@@ -140,9 +146,12 @@ def _facts(folder: Path) -> Iterator[str]:
             yield run.record.failure["hint"] or ""
         figures = run.metrics.figures
         if figures is not None and figures.step is not None:
-            total = f" of {run.record.total_steps}" if run.record else ""
-            took = f", {duration(run.seconds)}" if run.seconds is not None else ""
-            yield f"step {figures.step}{total}{took}"
+            line = f"step {figures.step}"
+            if run.record is not None:
+                line += f" of {run.record.total_steps}"
+            if run.seconds is not None:
+                line += f", {duration(run.seconds)}"
+            yield line
             if figures.metric is not None:
                 first, last, best = (
                     percent_or_number(figures.metric, value)
@@ -173,7 +182,9 @@ def deliver(notice: Notice, target: str) -> bool:
 def error_of(notice: Notice, target: str) -> str | None:
     """Send a notice once; return the error."""
     try:
-        return _by_address(notice, target) if is_variable(target) else _by_command(notice, target)
+        if is_variable(target):
+            return _by_address(notice, target)
+        return _by_command(notice, target)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 

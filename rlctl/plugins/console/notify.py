@@ -1,6 +1,6 @@
 """Notices about a run (`trainer.notify`): the listener that starts their process.
 
-A process of its own watches the run, so that also a killed run is reported, and so that no receiver
+A separate process watches the run, so that also a killed run is reported, and so that no receiver
 can delay the run or make it fail.
 """
 

@@ -25,7 +25,8 @@ def figures(samples: Sequence[Sample], num: int) -> Figures:
     drawn = draws(num, num)
     for start in range(0, len(samples), num):
         group = list(samples[start : start + num])
-        source, scores = group[0].data_source, [float(sample.score) for sample in group]
+        source = group[0].data_source
+        scores = [float(sample.score) for sample in group]
         row = torch.tensor([scores], dtype=torch.float64)
         values[source, f"mean@{num}"].append(math.fsum(scores) / num)
         if num > 1:
@@ -37,7 +38,7 @@ def figures(samples: Sequence[Sample], num: int) -> Figures:
 
 def check_rows(names: Sequence[str], samples: Sequence[Sequence[Sample]]) -> None:
     """Raise ConfigError if models were evaluated on different rows."""
-    truths = [[(each.data_source, repr(each.ground_truth)) for each in own] for own in samples]
+    truths = [[(each.data_source, repr(each.ground_truth)) for each in rows] for rows in samples]
     if any(other != truths[0] for other in truths):
         raise ConfigError(
             f"{' and '.join(names)} were evaluated on other rows",
@@ -47,23 +48,27 @@ def check_rows(names: Sequence[str], samples: Sequence[Sequence[Sample]]) -> Non
 
 def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Return the 95 % interval of the mean: Wilson's of a share, else Student's t."""
-    mean, n = math.fsum(values) / len(values), len(values)
+    mean = math.fsum(values) / len(values)
+    n = len(values)
     if set(values) <= {0.0, 1.0}:
-        centre, scale = mean + _Z**2 / (2 * n), 1 + _Z**2 / n
+        centre = mean + _Z**2 / (2 * n)
+        scale = 1 + _Z**2 / n
         half = _Z * math.sqrt(mean * (1 - mean) / n + (_Z / (2 * n)) ** 2)
         return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
-    half = Statistics(values).half
-    return (None, None) if half is None else (mean - half, mean + half)
+    return Statistics(values).ends
 
 
 def rows(names: Sequence[str], found: Sequence[Figures]) -> Iterator[dict[str, Any]]:
     """Yield the figures of each model, then those of the differences of the second to the first."""
-    for name, own in zip(names, found, strict=True):
-        for (source, metric), values in own.items():
+    for name, scores in zip(names, found, strict=True):
+        for (source, metric), values in scores.items():
             low, high = interval(values)
-            mean, key = math.fsum(values) / len(values), {"data_source": source, "metric": metric}
+            mean = Statistics(values).mean
+            key = {"data_source": source, "metric": metric}
             yield {"model": name, **key, "n": len(values), "mean": mean, "low": low, "high": high}
-    for (source, metric), values in found[0].items() if len(found) > 1 else ():
+    if len(found) == 1:
+        return
+    for (source, metric), values in found[0].items():
         others = found[1].get((source, metric), [])
         if len(others) == len(values):
             pairs = Statistics([b - a for a, b in zip(values, others, strict=True)])

@@ -78,7 +78,7 @@ def find_repo(name: str, private: bool) -> HubRepo:
         try:
             is_private = api.model_info(name).private
         except RepositoryNotFoundError:
-            return HubRepo(name, False, True if private else None, api)
+            return HubRepo(name, False, private or None, api)
     if private and not is_private:
         raise ConflictError(
             f"{name} exists and is public",
@@ -123,10 +123,12 @@ def _explained(name: str, hint: str = "check the network and try again") -> Iter
     try:
         yield
     except Exception as error:  # the client's HTTP library changes; its errors share no class
-        problem, label = (f"cannot push to {name}", hint), f": {type(error).__name__}"
+        problem = (f"cannot push to {name}", hint)
+        label = f": {type(error).__name__}"
         reason = next(iter(str(error).strip().splitlines()), "no reason given")
         if isinstance(error, HfHubHTTPError):
             status = error.response.status_code
-            problem, label = causes.get(status, problem), f" ({status})"
+            problem = causes.get(status, problem)
+            label = f" ({status})"
             reason = " ".join((error.server_message or reason).split())
         raise ResourceError(f"{problem[0]}{label}: {reason}", hint=problem[1]) from error

@@ -99,7 +99,7 @@ def replay(bundle: Bundle) -> dict[str, Any]:
                 found = worker.pop_broken_updates()
             else:
                 found = worker.pop_broken_updates(batch)
-            facts = found[0].facts if found else None
+            facts = next((update.facts for update in found), None)
             return {"weights": weights, "fits": fits, "found": facts}
         finally:
             pool.close()
@@ -124,7 +124,8 @@ def _worker(role: str, config: Any, algorithm: Algorithm, pool: InlinePool) -> A
 
 def _load(worker: LearningWorker, bundle: Bundle) -> tuple[str, bool]:
     """Load the weights of the break, or those nearest to it; return their name, and if they fit."""
-    model, wanted = worker.learner.model, bundle.facts["weights"]
+    model = worker.learner.model
+    wanted = bundle.facts["weights"]
 
     def fits() -> bool:
         return wanted == fingerprint((name, full_tensor(each)) for name, each in trained(model))
@@ -145,4 +146,6 @@ def _load(worker: LearningWorker, bundle: Bundle) -> tuple[str, bool]:
         worker.load((folders[number] / bundle.facts["role"]).absolute())
         if fits():
             return folders[number].name, True
-    return (folders[before[0]].name if before else "the initial model"), False
+    if not before:
+        return "the initial model", False
+    return folders[before[0]].name, False

@@ -29,18 +29,19 @@ def compose_again(run: Run, overrides: Sequence[str], name: str | None) -> Recip
     A fork starts from the same checkpoint. Raises ConfigError for another's run that names code;
     see `runs.trust`.
     """
-    record, folder = run.readable_record(), run.path.absolute()
-    own = {
+    record = run.readable_record()
+    folder = run.path.absolute()
+    settings = {
         "trainer.experiment_name": name or free_name(folder.with_name(f"{run.name}-rerun")),
         "trainer.run_dir": str(run.path.parent.parent),
         "trainer.project_name": run.project,
         "trainer.resume_mode": "disable",
     }
     if record.parent is not None:
-        own["trainer.resume_mode"] = "resume_path"
-        own["trainer.resume_from_path"] = str(record.parent["path"])
+        settings["trainer.resume_mode"] = "resume_path"
+        settings["trainer.resume_from_path"] = str(record.parent["path"])
     given = overridden_keys(overrides)
-    words = [hydra_text(key, value) for key, value in own.items() if key not in given]
+    words = [hydra_text(key, value) for key, value in settings.items() if key not in given]
     recipe = recompose_run(run.path, [*words, *overrides])
     return dataclasses.replace(recipe, name=record.recipe)
 
@@ -96,7 +97,8 @@ def compare_metrics(before: Path, after: Path) -> dict[str, Any]:
         {row["step"]: row for row in read_metrics(run / METRICS_FILE)} for run in (before, after)
     )
     steps = sorted(one.keys() & other.keys())
-    values, differ = 0, list[dict[str, Any]]()
+    values = 0
+    differ = list[dict[str, Any]]()
     for step in steps:
         for name in sorted(one[step].keys() | other[step].keys()):
             if name.startswith(_OF_THE_CLOCK) or name.endswith("/seconds"):

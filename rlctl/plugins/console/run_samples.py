@@ -50,15 +50,16 @@ class Response:
     def checkpoint(self) -> str | None:
         """Name of the checkpoint whose weights wrote the response, if the run has kept it."""
         left_by = self.step if self.kind == "validation" else self.step - 1
-        has_it = left_by in by_step(self.run.path / "checkpoints")
-        return step_name(left_by) if has_it else None
+        if left_by not in by_step(self.run.path / "checkpoints"):
+            return None
+        return step_name(left_by)
 
     def provenance(self) -> dict[str, Any]:
         """Return where the response is from, for `extra_info` of its row."""
         record = self.run.record
         return {
             "from_run": self.run.key,
-            "from_run_id": record.id if record is not None else None,
+            "from_run_id": record and record.id,
             "from_step": self.step,
             "from_checkpoint": self.checkpoint,
             "from_kind": self.kind,
@@ -71,8 +72,9 @@ class Response:
             return getattr(self, term.name)
         if term.name == "run":
             return self.run.name
-        own = term.name in _FIELDS
-        return getattr(self.sample, term.name) if own else self.sample.components.get(term.name)
+        if term.name in _FIELDS:
+            return getattr(self.sample, term.name)
+        return self.sample.components.get(term.name)
 
 
 @dataclass
@@ -90,11 +92,11 @@ class Responses:
     @cached_property
     def matching(self) -> list[Response]:
         """Return the responses that match, without repetitions. Raises NotFoundError for none."""
-        terms = self.where.terms if self.where is not None else ()
+        needs_scores = not {"mean", "count"}.isdisjoint(term.name for term in self._terms)
         components: set[str] = set()
         found: dict[tuple[str, str], Response] = {}
         for run in self.runs:
-            scores = self._scores(run) if {"mean", "count"} & {term.name for term in terms} else {}
+            scores = self._scores(run) if needs_scores else {}
             for response in self._stored(run):
                 sample = response.sample
                 components |= set(sample.components)
@@ -107,9 +109,8 @@ class Responses:
                     self.left_out["repeated"] += 1
         self._check_names(components)
         if not found:
-            counts = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
             raise NotFoundError(
-                f"no response is left ({counts or 'none is stored'})",
+                f"no response is left ({counts(self.left_out) or 'none is stored'})",
                 hint="a run keeps all training responses with trainer.rollout_data_dir=DIR; "
                 "--validation adds those to validation prompts",
             )
@@ -125,12 +126,15 @@ class Responses:
     def _check_names(self, components: set[str]) -> None:
         """Raise UsageError for a name in the query that is no field and no component."""
         known = [*_FIELDS, *sorted(components)]
-        for term in self.where.terms if self.where is not None else ():
+        for term in self._terms:
             if term.name not in known:
                 assert self.where is not None
-                near = did_you_mean(term.name, known)
-                hint = f"{near + '; ' if near else ''}fields: {', '.join(known)}"
-                raise self.where.unknown(term, hint, "response")
+                hints = (did_you_mean(term.name, known), f"fields: {', '.join(known)}")
+                raise self.where.unknown(term, "; ".join(filter(None, hints)), "response")
+
+    @property
+    def _terms(self) -> Sequence[Term]:
+        return () if self.where is None else self.where.terms
 
     def _stored(self, run: Run) -> Iterator[Response]:
         # The complete responses of a step include those that are kept for `rlctl show`.
@@ -151,6 +155,11 @@ class Responses:
             total, count = scores.get(response.sample.prompt, (0.0, 0))
             scores[response.sample.prompt] = total + response.sample.score, count + 1
         return scores
+
+
+def counts(left_out: Mapping[str, int]) -> str:
+    """Return the numbers of responses by reason as text."""
+    return ", ".join(f"{count} {reason}" for reason, count in left_out.items())
 
 
 def prompt_rows(run: Run) -> dict[str, PromptRow]:

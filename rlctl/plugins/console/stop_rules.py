@@ -64,8 +64,10 @@ class History:
         values = self.values.get(term.name)
         if not values:
             return None
-        if term.aspect in ("first", "last"):
-            return values[0 if term.aspect == "first" else -1]
+        if term.aspect == "first":
+            return values[0]
+        if term.aspect == "last":
+            return values[-1]
         smallest = term.aspect == "min" or (term.aspect == "best" and lower_is_better(term.name))
         return min(values) if smallest else max(values)
 
@@ -89,7 +91,9 @@ class AlarmRule:
     metrics: Collection[str] = ()
 
     def reason(self, history: History) -> str | None:
-        return "the alarm is on" if history.alarms.states[self.name].active else None
+        if history.alarms.states[self.name].active:
+            return "the alarm is on"
+        return None
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,9 @@ class HoursRule:
 
     def reason(self, history: History) -> str | None:
         trained = history.seconds / 3600
-        return f"{trained:.3g} h are over" if trained >= self.hours else None
+        if trained < self.hours:
+            return None
+        return f"{trained:.3g} h are over"
 
 
 @dataclass(frozen=True)
@@ -119,10 +125,13 @@ class NoGain:
     def reason(self, history: History) -> str | None:
         values = history.values.get(self.metric, [])
         sign = -1.0 if lower_is_better(self.metric) else 1.0
-        best, since = -math.inf, 0
+        best = -math.inf
+        since = 0
         for value in values:
-            is_better = sign * value > best + self.margin
-            best, since = (sign * value, 0) if is_better else (best, since + 1)
+            since += 1
+            if sign * value > best + self.margin:
+                best = sign * value
+                since = 0
         if since < self.patience:
             return None
         return f"the last {since} values are not better than {sign * best:.4g}"
@@ -150,18 +159,17 @@ def parse(text: str) -> Rule:
     call = _CALL.fullmatch(text)
     if call is None:
         return _expression(text)
-    name, words = call[1], [word.strip() for word in call[2].split(",")]
+    name = call[1]
+    words = [word.strip() for word in call[2].split(",")]
     if name == "alarm" and len(words) == 1:
         return _alarm(text, words[0])
     if name == "hours" and len(words) == 1:
         return HoursRule(_number(text, words[0], "hours(X) needs a number above 0"))
     if name == "no_gain" and len(words) in (2, 3) and "/" in words[0]:
         patience = _number(text, words[1], "no_gain(METRIC, N) needs a whole number N above 0")
-        margin = (
-            _number(text, words[2], "D of no_gain(METRIC, N, D) is a number", least=0)
-            if (len(words) == 3)
-            else 0.0
-        )
+        margin = 0.0
+        if len(words) == 3:
+            margin = _number(text, words[2], "D of no_gain(METRIC, N, D) is a number", least=0)
         if patience == int(patience):
             return NoGain(words[0], int(patience), margin)
     raise _wrong(text, f"{name} has other arguments")
@@ -210,7 +218,6 @@ class StopRules(Listener):
         super().__init__(run, config)
         self.rules = {text: parse(text) for text in config.trainer.stop_when}
         self.history = History(Alarms(config.alarm_limits))
-        self._validations = 0
         self._unknown = {name for rule in self.rules.values() for name in rule.metrics}
         for row in metric_rows(run.metrics):
             self._add(int(row["step"]), {key: row[key] for key in row if key != "step"})

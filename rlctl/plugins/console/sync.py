@@ -71,11 +71,15 @@ class Sent:
             return f"{sent} to offline files: {self.offline}{self._next}"
         if self.num_received is not None:
             return f"{sent}; its server has {self.num_received} of {plural(self.total, 'step')}"
-        return sent if self.num_steps else f"{self.logger}{known}: nothing is missing"
+        if not self.num_steps:
+            return f"{self.logger}{known}: nothing is missing"
+        return sent
 
     @property
     def _next(self) -> str:
-        return f"\nnext: {relative(self.send)}" if self.send else ""
+        if not self.send:
+            return ""
+        return f"\nnext: {relative(self.send)}"
 
 
 def sync(run: Run, logger: str, first: int | None = None) -> Sent:
@@ -95,7 +99,7 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     steps = _recorded_steps(run)
     if logger == RECORD or issubclass(load("loggers", logger), ShowsPhases):
         hint = "use `rlctl watch` or `rlctl show`"
-        raise UsageError(f"{logger} shows the run's own record, which is complete", hint=hint)
+        raise UsageError(f"{logger} shows the run's record, which is complete", hint=hint)
     from rlctl.recipes.compose import resolved_section  # slow to import
 
     trainer = resolved_section(config, "trainer")
@@ -126,22 +130,23 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
         folder.update(trackers={**folder.record.trackers, logger: run_id})
     num_sent = len(delivery.sent - {*delivery.missed_steps})
     offline = delivery.offline
-    fields = {} if offline is None else {"offline": [logger]}
-    folder.event(SYNCED, tracker=logger, num_steps=num_sent, **fields)
+    fields: dict[str, Any] = {"tracker": logger, "num_steps": num_sent}
+    if offline is not None:
+        fields["offline"] = [logger]
+    folder.event(SYNCED, **fields)
     if not delivery.is_complete:
         shortfall = delivery.shortfall()
         folder.event(MISSED, **shortfall)
         why = f"did not accept all steps: {shortfall['why']}"
         raise RlctlError(f"logger {logger} {why}", hint="repeat the command")
-    received = delivery.num_received
     send = tracker.destination().send if isinstance(tracker, Locates) else ""
     given = run.name, logger, run_id, num_sent, delivery.full_replay, len(steps)
-    return Sent(*given, received, offline, send)
+    return Sent(*given, delivery.num_received, offline, send)
 
 
 def _nothing_sent(run: Run, logger: str, total: int, mode: str) -> Sent:
     """Return the result for a logger that lacks no step, in `mode`."""
-    known = run.record.trackers.get(logger) if run.record else None
+    known = run.record and run.record.trackers.get(logger)
     sent = Sent(run.name, logger, known, 0, full_replay=False, total=total)
     if not was_offline(run.path, logger):
         return sent
@@ -173,7 +178,7 @@ def _stored_config(path: Path) -> dict[str, Any]:
         config = yaml.safe_load(read_record(path))
         config["trainer"]["tracking"]["modes"].get("")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         hint = "restore the file, for example from a remote copy or a checkpoint of the run"
         message = f"the stored configuration is damaged: {reason}"
         raise ConfigError(message, where=str(path), hint=hint) from error

@@ -46,8 +46,10 @@ class TokenListener(Listener):
 
     def wrap(self, roles: Roles) -> Roles:
         """Return the roles, with an actor whose updates are recorded."""
+        if roles.actor_role is None:
+            return roles
         actor: Any = RecordingActor(roles.actor_role, self._before_update)
-        return roles if roles.actor_role is None else replace(roles, actor_role=actor)
+        return replace(roles, actor_role=actor)
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
         self._write()
@@ -64,7 +66,8 @@ class TokenListener(Listener):
         rows = torch.isin(batch.group, first).nonzero().flatten()[:MOST_ROWS]
         chosen = fetched(batch.select(rows))
         now = fetched(actor.compute_log_probs(chosen))
-        log_probs, nothing = now.log_probs.values, torch.zeros(len(now.log_probs.values))
+        log_probs = now.log_probs.values
+        nothing = torch.zeros(len(now.log_probs.values))
         entropy = nothing if now.entropy is None else now.entropy.values
         diff = log_probs - chosen.rollout_log_probs.values
         self.recorded = Recorded(chosen, diff, entropy, log_probs, nothing)
@@ -74,14 +77,16 @@ class TokenListener(Listener):
             return
         clip = ClipRange.from_config(self.config.actor_rollout_ref.actor)
         now = fetched(actor.compute_log_probs(recorded.batch)).log_probs.values
-        ratio, sign = (now - recorded.log_probs).exp(), advantages.values
+        ratio = (now - recorded.log_probs).exp()
+        sign = advantages.values
         clipped = ((sign > 0) & (ratio > 1 + clip.high)) | ((sign < 0) & (ratio < 1 - clip.low))
         recorded.clip = torch.maximum(recorded.clip, clipped.float())
 
     def _write(self) -> None:
         if self.recorded is None:
             return
-        recorded, self.recorded = self.recorded, None
+        recorded = self.recorded
+        self.recorded = None
         rows = list(recorded.rows(self._tokenizer.decode))
         write_step(self.run.path, self.step, rows, self.params.steps)
 

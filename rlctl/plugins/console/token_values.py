@@ -23,7 +23,8 @@ from rlctl.runs.subfolders import own_subfolder
 from rlctl.terminal import visible
 
 FOLDER = "tokens"
-MOST_ROWS, MOST_TOKENS = 16, 4096  # of a step, and of a response
+MOST_ROWS = 16  # of a step
+MOST_TOKENS = 4096  # of a response
 
 
 class Kind(NamedTuple):
@@ -46,16 +47,14 @@ KINDS = {
 def token_rows(run: Run, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
     """Return a step, None being the last, and its responses. Raises NotFoundError without any."""
     files = by_step(run.path / FOLDER, ".jsonl")
-    chosen = max(files, default=None) if step is None else step
+    where = str(run.path)
+    if not files:
+        hint = "trainer.listeners=[token_values] keeps those of two prompts of each step"
+        raise NotFoundError("this run has no values of tokens", where=where, hint=hint)
+    chosen = max(files) if step is None else step
     if chosen not in files:
-        known = ", ".join(map(str, files))
-        raise NotFoundError(
-            "this run has no values of tokens" if not files else f"no tokens of step {step}",
-            where=str(run.path),
-            hint=f"steps with tokens: {known}"
-            if files
-            else "trainer.listeners=[token_values] keeps those of two prompts of each step",
-        )
+        hint = f"steps with tokens: {', '.join(map(str, files))}"
+        raise NotFoundError(f"no tokens of step {step}", where=where, hint=hint)
     return chosen, [orjson.loads(line) for line in read_record(files[chosen]).splitlines()]
 
 
@@ -65,29 +64,35 @@ def coloured(row: Mapping[str, Any], kind: str) -> Iterator[tuple[str, float | N
     _, sign, least = KINDS[kind]
     largest = max([least, *(abs(value) for value in values if value is not None)])
     for text, value in zip(row["tokens"], values, strict=True):
-        share = 0.0 if value is None else value / largest
-        yield text, value, share if sign > 0 else -abs(share)
+        share = (value or 0.0) / largest
+        if sign < 0:
+            share = -abs(share)
+        yield text, value, share
 
 
 def plain(row: Mapping[str, Any], kind: str) -> str:
     """Return the tokens of a response with their values as text."""
-    return "".join(
-        f"{visible(text)}‹{'-' if value is None else f'{value:.3g}'}›"
-        for text, value, _ in coloured(row, kind)
-    )
+    parts: list[str] = []
+    for text, value, _ in coloured(row, kind):
+        shown = "-" if value is None else f"{value:.3g}"
+        parts.append(f"{visible(text)}‹{shown}›")
+    return "".join(parts)
 
 
 def page(run: Run, step: int | None, kind: str) -> str:
     """Return an HTML page of the responses of a step, coloured by `kind`."""
-    kind = kind if kind in KINDS else "advantage"
+    if kind not in KINDS:
+        kind = "advantage"
     at, rows = token_rows(run, step)
-    key, escape = html.escape(run.key), html.escape
+    key = html.escape(run.key)
+    escape = html.escape
     steps = by_step(run.path / FOLDER, ".jsonl")
 
     def link(text: str, number: int, name: str) -> str:
         target = f"?run={key}&amp;step={number}&amp;by={name}"
-        is_shown = (number, name) == (at, kind)
-        return f"<b>{text}</b>" if is_shown else f'<a href="{target}">{text}</a>'
+        if (number, name) == (at, kind):
+            return f"<b>{text}</b>"
+        return f'<a href="{target}">{text}</a>'
 
     parts = [
         f"<!doctype html><meta charset=utf-8><title>{key}: tokens</title>",
@@ -104,8 +109,9 @@ def page(run: Run, step: int | None, kind: str) -> str:
 
 def _span(text: str, value: float | None, strength: float) -> str:
     title = "" if value is None else f"{value:.4g}"
-    colour = f"rgba({'0,160,0' if strength > 0 else '220,0,0'},{abs(strength):.2f})"
-    return f'<span title="{title}" style="background:{colour}">{html.escape(text)}</span>'
+    colour = "0,160,0" if strength > 0 else "220,0,0"
+    background = f"rgba({colour},{abs(strength):.2f})"
+    return f'<span title="{title}" style="background:{background}">{html.escape(text)}</span>'
 
 
 @dataclass
@@ -120,27 +126,27 @@ class Recorded:
 
     def rows(self, decode: Callable[[Sequence[int]], str]) -> Iterator[dict[str, Any]]:
         """Yield a JSON object for each response."""
-        ids, mask = self.batch.response_ids, self.batch.response_mask
-        advantages = getattr(self.batch, "advantages", None)
+        ids = self.batch.response_ids
+        mask = self.batch.response_mask
         fields = {
             "diff": ids.like(self.diff),
             "entropy": ids.like(self.entropy),
             "clip": ids.like(self.clip),
             "mask": mask,
-            **({} if advantages is None else {"advantage": advantages}),
         }
+        if (advantages := getattr(self.batch, "advantages", None)) is not None:
+            fields["advantage"] = advantages
         values = {name: field.rows() for name, field in fields.items()}
         scores = getattr(self.batch, "scores", None)
-        for i, (prompt, response) in enumerate(
-            zip(self.batch.prompt_ids.rows(), ids.rows(), strict=True)
-        ):
+        rows = zip(self.batch.prompt_ids.rows(), ids.rows(), strict=True)
+        for i, (prompt, response) in enumerate(rows):
             yield {
                 "prompt": decode(prompt.tolist()),
                 "score": 0.0 if scores is None else float(scores[i]),
                 "tokens": [decode([token]) for token in response.tolist()[:MOST_TOKENS]],
                 **{
-                    name: [_number(x) for x in rows[i].tolist()[:MOST_TOKENS]]
-                    for name, rows in values.items()
+                    name: [_number(x) for x in rows_of[i].tolist()[:MOST_TOKENS]]
+                    for name, rows_of in values.items()
                 },
             }
 
@@ -153,7 +159,8 @@ class RecordingActor:
     """Actor that passes calls on, and shows the batch of each update to `on_update` before it."""
 
     def __init__(self, actor: Any, on_update: Callable[[Any, Any], None]) -> None:
-        self._actor, self._on_update = actor, on_update
+        self._actor = actor
+        self._on_update = on_update
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._actor, name)

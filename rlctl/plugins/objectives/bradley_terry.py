@@ -82,7 +82,9 @@ class BradleyTerry:
     @property
     def row_fields(self) -> Sequence[RowField]:
         """Both responses, and the margin if it is used."""
-        return (*pair_fields(self.data), *([MARGIN] if self.params.margin else ()))
+        if not self.params.margin:
+            return pair_fields(self.data)
+        return (*pair_fields(self.data), MARGIN)
 
     has_rewards: ClassVar = False  # the mean of its scores is arbitrary
     unused_keys: ClassVar = (
@@ -116,7 +118,8 @@ class BradleyTerry:
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Update the reward model once per mini-batch and return metrics."""
-        learner, lr = roles.reward_learner, self.schedule(step - 1)
+        learner = roles.reward_learner
+        lr = self.schedule(step - 1)
         metrics: list[Metrics] = []
         for rows in torch.arange(len(scored)).split(2 * self.reward_model.ppo_mini_batch_size):
             batch = scored.select(rows)
@@ -131,7 +134,8 @@ class BradleyTerry:
 
     def _update_scale(self, scores: Tensor) -> tuple[float, float]:
         """Return the decayed mean and standard deviation of the latest scores."""
-        mean, second = float(scores.double().mean()), float(scores.double().square().mean())
+        mean = float(scores.double().mean())
+        second = float(scores.double().square().mean())
         keep = _SCALE_DECAY if self.scale else 0.0
         self.scale = {
             "mean": keep * self.scale.get("mean", 0.0) + (1 - keep) * mean,

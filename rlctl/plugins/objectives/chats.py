@@ -63,7 +63,8 @@ class _Conversation:
 
     def texts(self) -> Iterator[tuple[str, list[tuple[int, int]]]]:
         """Yield the text of each row with start and end of its learned turns."""
-        text, spans = "", list[tuple[int, int]]()
+        text = ""
+        spans = list[tuple[int, int]]()
         for number, is_learned in enumerate(self.learned):
             if not is_learned:
                 continue
@@ -76,7 +77,8 @@ class _Conversation:
             if spans and not written.startswith(text):
                 yield text, spans
                 spans = []
-            text, spans = written, [*spans, (start, len(written))]
+            text = written
+            spans = [*spans, (start, len(written))]
         yield text, spans
 
 
@@ -128,13 +130,15 @@ def _tokens(
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids: list[int] = encoded["input_ids"]
     places: list[tuple[int, int]] = encoded["offset_mapping"]
-    mask, num_open = [0] * len(ids), 0
+    mask = [0] * len(ids)
+    num_open = 0
     for start, end in spans:
-        own = [n for n, (first, stop) in enumerate(places) if first < end and stop > start]
-        last = next((number for number in reversed(own) if ids[number] in stops), None)
+        of_turn = [n for n, (first, stop) in enumerate(places) if first < end and stop > start]
+        last = next((number for number in reversed(of_turn) if ids[number] in stops), None)
         if last is None or text[places[last][1] : end].strip():
-            last, num_open = own[-1] if own else -1, num_open + 1
-        for number in own:
+            last = max(of_turn, default=-1)
+            num_open += 1
+        for number in of_turn:
             mask[number] = int(number <= last)
     length = len(ids) - mask[::-1].index(1) if 1 in mask else 0
     return ids[:length], mask[:length], num_open
@@ -142,7 +146,8 @@ def _tokens(
 
 def _conversation(record: Any, source: Source, params: ChatsParams) -> _Conversation:
     """Read a record. Raises ValueError for one that cannot be learned."""
-    record = record if isinstance(record, dict) else {}
+    if not isinstance(record, dict):
+        record = {}
     chat = _parsed(record.get(params.messages_key))
     if not is_chat(chat):
         raise ValueError(f"{params.messages_key!r} is {shortened(chat)}, expected a chat")
@@ -151,17 +156,17 @@ def _conversation(record: Any, source: Source, params: ChatsParams) -> _Conversa
     given = [_message(message, number) for number, message in enumerate(chat)]
     read = [message for message, _ in given]
     last = max((i for i, message in enumerate(read) if message["role"] == ASSISTANT), default=-1)
-    learned = [
-        message["role"] == ASSISTANT and (number == last or params.turns == "all")
-        if mask is None
-        else mask
-        for number, (message, mask) in enumerate(given)
-    ]
+    learned: list[bool] = []
+    for number, (message, mask) in enumerate(given):
+        if mask is None:
+            mask = message["role"] == ASSISTANT and (number == last or params.turns == "all")
+        learned.append(mask)
     if not any(learned):
         raise ValueError(f"{params.messages_key!r} has no turn of the assistant to learn")
     kwargs = dict(source.data.apply_chat_template_kwargs)
     thinking = record.get(params.enable_thinking_key)
-    thinking = params.enable_thinking_default if thinking is None else thinking
+    if thinking is None:
+        thinking = params.enable_thinking_default
     if thinking is not None:
         kwargs["enable_thinking"] = bool(thinking)
     kwargs["tools"] = _pruned(_parsed(record.get(params.tools_key))) or None
@@ -205,7 +210,8 @@ def _readable(
         form = [_formed(message, as_text, "" if blank else None) for message in chat]
         marked = [_formed(message, as_text, _MARK) for message in chat]
         try:
-            text, expected = render(form, False), render(marked, False)
+            text = render(form, False)
+            expected = render(marked, False)
         except ValueError:
             continue
         calls = [call for message in form for call in message.get("tool_calls", ())]
@@ -222,9 +228,12 @@ def _readable(
 
 def _formed(message: Message, as_text: bool, null: str | None) -> Message:
     """Return a message with `null` as its null content."""
-    calls = [_call(call, as_text) for call in message.get("tool_calls", ())]
-    content = null if message["content"] is None else message["content"]
-    return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
+    formed = {**message}
+    if formed["content"] is None:
+        formed["content"] = null
+    if calls := [_call(call, as_text) for call in message.get("tool_calls", ())]:
+        formed["tool_calls"] = calls
+    return formed
 
 
 def _call(call: Any, as_text: bool) -> Any:
@@ -248,4 +257,6 @@ def _pruned(value: Any) -> Any:
     """Return a value without nulls in mappings: Arrow adds the fields of other rows."""
     if isinstance(value, dict):
         return {key: _pruned(item) for key, item in value.items() if item is not None}
-    return [_pruned(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_pruned(item) for item in value]
+    return value

@@ -48,7 +48,9 @@ class CountdownParams(Params):
 
 def draw(params: CountdownParams) -> list[Problem]:
     """Return train + val different problems that have a solution."""
-    rng, found, repeats = random.Random(params.seed), dict[Problem, None](), 0
+    rng = random.Random(params.seed)
+    found = dict[Problem, None]()
+    repeats = 0
     while len(found) < params.train + params.val:
         numbers = tuple(
             rng.randint(1, params.largest) for _ in range(rng.randint(3, params.numbers))
@@ -59,10 +61,10 @@ def draw(params: CountdownParams) -> list[Problem]:
             usable = [*_OPERATORS.values()][: 4 if two else 3]
             values.append(rng.choice(usable)(one, two))
         problem = numbers, int(values[0])
-        is_new = problem not in found and values[0] in range(1, params.largest + 1)
-        repeats = 0 if is_new else repeats + 1
-        if is_new:
+        repeats += 1
+        if problem not in found and values[0] in range(1, params.largest + 1):
             found[problem] = None
+            repeats = 0
         if repeats > _MAX_REPEATS:
             raise UsageError(f"about {len(found)} problems exist", hint="a larger --largest")
     return list(found)

@@ -67,7 +67,8 @@ def _row(item: Any, number: int, source: Source) -> PromptRow | None:
     record = {"prompt": item.get("raw_prompt"), **item}
     for fault in row_faults(record, "prompt", "data_source"):
         raise ValueError(fault.message)
-    truth, more = value_at(record, TRUTH_PATH), record.get("extra_info") or {}
+    truth = value_at(record, TRUTH_PATH)
+    more = record.get("extra_info") or {}
     return PromptRow(record["data_source"], record["prompt"], truth, extra_info=more)
 
 

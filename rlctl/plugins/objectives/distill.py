@@ -1,4 +1,4 @@
-"""On-policy distillation: the policy's own responses, graded token by token by a teacher.
+"""On-policy distillation: responses of the policy, graded token by token by a teacher.
 
 The reference role is the teacher, with the model `actor_rollout_ref.ref.model`, or one of several
 for each row. It grades responses that the policy samples: generalized knowledge distillation (arXiv
@@ -161,7 +161,9 @@ class DistillAlgorithm(PolicyAlgorithm[D]):
         Σ_v π_teacher(v)·(log π_teacher(v) − log π(v)) over the teacher's K most probable tokens v.
         """
         assert isinstance(batch, Graded)
-        actor, mask, row = self.actor, batch.response_mask.values, batch.response_ids.row_of_token
+        actor = self.actor
+        mask = batch.response_mask.values
+        row = batch.response_ids.row_of_token
         width = actor.loss_scale_factor or self.data.max_response_length
         part = (mask, row, len(batch), actor.loss_agg_mode, width)
         losses, divergence = self._losses(outputs, batch)
@@ -171,12 +173,15 @@ class DistillAlgorithm(PolicyAlgorithm[D]):
 
     def _losses(self, outputs: PolicyOutputs, batch: Graded) -> tuple[Tensor, Tensor]:
         """Return the loss of each token, and the divergence that is reported: (T,) each."""
-        now, teacher = outputs.log_probs, batch.teacher_log_probs.values
+        now = outputs.log_probs
+        teacher = batch.teacher_log_probs.values
         if outputs.candidate_log_probs is not None:
-            own, least = outputs.candidate_log_probs, self.params.log_prob_min_clamp
+            student = outputs.candidate_log_probs
+            least = self.params.log_prob_min_clamp
             if least is not None:
-                own, teacher = own.clamp(min=least), teacher.clamp(min=least)
-            divergence = self._bounded((teacher.exp() * (teacher - own)).sum(-1))
+                student = student.clamp(min=least)
+                teacher = teacher.clamp(min=least)
+            divergence = self._bounded((teacher.exp() * (teacher - student)).sum(-1))
             return divergence, divergence
         difference = self._bounded(now.detach() - teacher)
         ratio = (now.detach() - batch.rollout_log_probs.values).exp()
@@ -199,8 +204,8 @@ class Distill(DistillAlgorithm[DistillParams]):
         roles = config.actor_rollout_ref
         if not params.teacher_models and roles.reference_model == roles.model:
             warn_once(
-                "the teacher is the actor's own initial model, from which there is nothing to "
-                "learn: set actor_rollout_ref.ref.model.path"
+                "the teacher is the actor's initial model, from which there is nothing to learn: "
+                "set actor_rollout_ref.ref.model.path"
             )
         return super().from_config(config, num_steps, params)
 
@@ -214,7 +219,7 @@ def _teachers(reference: schema.Model, params: DistillParams) -> dict[str, schem
             raise ConfigError(
                 f"two teachers have the key {teacher.key!r}, one of them {name!r}",
                 where="algorithm.params.teacher_models",
-                hint="a key of its own for each; null = all other rows",
+                hint="a separate key for each; null = all other rows",
             )
     defaults = {"tokenizer_path": None, "override_config": {}, "init": "auto", "lora_rank": 0}
     return {

@@ -76,7 +76,7 @@ class OnlineDPOParams(PairParams):
 
 @dataclass(frozen=True)
 class OnlineDPO(PairAlgorithm[OnlineDPOParams]):
-    """DPO on pairs of the policy's own responses; immutable."""
+    """DPO on pairs of the policy's responses; immutable."""
 
     Params: ClassVar[type[OnlineDPOParams]] = OnlineDPOParams
 
@@ -98,7 +98,8 @@ class OnlineDPO(PairAlgorithm[OnlineDPOParams]):
 
     def _pairs(self, scored: Scored, step: int) -> Tensor:
         draw = torch.Generator().manual_seed(step_seed(self.seed, step))
-        pairs, once = [torch.empty(0, 2, dtype=torch.int64)], first_rows(scored.episode_of_row)
+        pairs = [torch.empty(0, 2, dtype=torch.int64)]
+        once = first_rows(scored.episode_of_row)
         for group in scored.group.unique().tolist():
             rows = (once & (scored.group == group)).nonzero().flatten()
             gap = scored.scores[rows, None] - scored.scores[rows]  # (n, n)

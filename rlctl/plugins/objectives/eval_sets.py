@@ -50,12 +50,10 @@ class EvalSet:
         """Return the plug-in of the set."""
 
         def load(params: SourceParams) -> Splits:
-            source = params.source
-            files = (
-                hub_parquet(self.hub, self.split, self.config)
-                if source is None
-                else record_files([source], self.split)
-            )
+            if params.source is None:
+                files = hub_parquet(self.hub, self.split, self.config)
+            else:
+                files = record_files([params.source], self.split)
             skipped: list[Problem] = []
 
             def row(record: Any, index: int, path: Path) -> PromptRow | None:
@@ -97,19 +95,23 @@ def _mathematics(record: Mapping[str, Any], index: int) -> Made:
 
 def _choice(record: Mapping[str, Any], index: int) -> Made:
     """Return a question with its four answers, shuffled by a seed of the row."""
-    right, question = str(_field(record, "Correct Answer")), str(_field(record, "Question"))
+    right = str(_field(record, "Correct Answer"))
+    question = str(_field(record, "Question"))
     answers = [right, *(str(_field(record, f"Incorrect Answer {n}")) for n in (1, 2, 3))]
     order = random.Random(f"gpqa-{index}").sample(range(4), 4)
     lines = [f"({'ABCD'[place]}) {answers[n].strip()}" for place, n in enumerate(order)]
     text = "\n".join([question.strip(), "", *lines, "", _LETTER])
-    more = {"domain": record["High-level domain"]} if record.get("High-level domain") else {}
-    return text, "ABCD"[order.index(0)], {"question": question, **more}
+    more = {"question": question}
+    if domain := record.get("High-level domain"):
+        more["domain"] = domain
+    return text, "ABCD"[order.index(0)], more
 
 
 def _instructions(record: Mapping[str, Any], index: int) -> Made:
     """Return a prompt and its instructions; `unknown` are those without a check."""
     del index
-    ids, prompt = list(_field(record, "instruction_id_list")), str(_field(record, "prompt"))
+    ids = list(_field(record, "instruction_id_list"))
+    prompt = str(_field(record, "prompt"))
     settings = [
         {key: value for key, value in (given or {}).items() if value is not None}
         for given in _field(record, "kwargs")

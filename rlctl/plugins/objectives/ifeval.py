@@ -36,7 +36,8 @@ def _paragraphs(text: str, given: Given) -> bool:
 
 
 def _nth_paragraph(text: str, given: Given) -> bool:
-    parts, nth = text.split("\n\n"), given["nth_paragraph"]
+    parts = text.split("\n\n")
+    nth = given["nth_paragraph"]
     number = sum(bool(part.strip()) for part in parts)
     if number != given["num_paragraphs"] or nth > number or not parts[nth - 1].strip():
         return False

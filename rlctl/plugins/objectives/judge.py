@@ -47,14 +47,14 @@ class JudgeParams(Params):
     structured: Literal["json_schema", "json_object", "none"] = Field(
         default="json_schema",
         description="response_format of the request, which some servers do not support; the run's "
-        "own engine gets none",
+        "engine gets none",
     )
     temperature: float | None = Field(default=0.0, description="null = the server's default")
     max_tokens: int = Field(default=1024, ge=1, description="tokens of a reply")
     max_images: int = Field(
         default=8,
         ge=0,
-        description="images of a prompt that the judge gets, before the text; the run's own engine "
+        description="images of a prompt that the judge gets, before the text; the run's engine "
         "gets none",
     )
     extra_body: dict[str, Any] = Field(
@@ -161,7 +161,8 @@ async def score_pairs(
 
     A response fails if all of its comparisons do.
     """
-    params, count = PairParams(**settings), len(solution_strs)
+    params = PairParams(**settings)
+    count = len(solution_strs)
     if count < 2:
         raise ValueError("a single response to a prompt has no other to be compared with")
     values = _values(params, data_source, ground_truth, extra_infos[0], prompt)
@@ -171,7 +172,9 @@ async def score_pairs(
         for i in range(count)
         for j in ((i + k) % count for k in range(1, reach + 1))
     }
-    orders = sorted(pairs) + ([(j, i) for i, j in sorted(pairs)] if params.swap else [])
+    orders = sorted(pairs)
+    if params.swap:
+        orders += [(j, i) for i, j in orders]
 
     async def compare(first: int, second: int) -> float:
         both = [prompts.delimited(solution_strs[i]) for i in (first, second)]
@@ -190,7 +193,8 @@ def _wins(
     first_error: list[Exception | None] = [None] * count
     for (i, j), value in results.items():
         if isinstance(value, Exception):
-            first_error[i], first_error[j] = first_error[i] or value, first_error[j] or value
+            first_error[i] = first_error[i] or value
+            first_error[j] = first_error[j] or value
             continue
         if isinstance(value, BaseException):
             raise value

@@ -3,7 +3,7 @@
 A response is text that the policy has written to raise its score, so it may address the judge. In a
 message it is between two markers with a hash of the text, which the text cannot contain, and
 without the special tokens of chat templates. A verdict is the last JSON object of a reply that has
-the wanted keys: one that the judge quotes from a response comes before its own.
+the wanted keys: one that the judge quotes from a response comes before its verdict.
 """
 
 from __future__ import annotations
@@ -208,7 +208,8 @@ def _checked(value: Any, lowest: float, highest: float, reply: str) -> float:
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a text, the last first, and objects before those inside them."""
-    decoder, found = json.JSONDecoder(strict=False), list[dict[str, Any]]()
+    decoder = json.JSONDecoder(strict=False)
+    found = list[dict[str, Any]]()
     start = text.find("{")
     while start >= 0:
         try:

@@ -74,7 +74,8 @@ class EngineLoop:
             self._serve()
         except Exception as error:
             with self._lock:
-                self._error, waiting = error, list(self._open.values())
+                self._error = error
+                waiting = list(self._open.values())
                 self._open.clear()
             for deliver in waiting:
                 deliver(error)
@@ -103,9 +104,10 @@ class JudgeSpec:
     @classmethod
     def from_config(cls, config: schema.Config) -> Self:
         """Return the settings of the judge that a run serves itself."""
-        policy, judge = config.actor_rollout_ref, config.reward.judge
+        policy = config.actor_rollout_ref
+        judge = config.reward.judge
         assert judge.model.path is not None, "the run serves no judge"
-        own = judge.rollout
+        rollout = judge.rollout
         return cls(
             model=policy.model.model_copy(
                 update={
@@ -116,19 +118,20 @@ class JudgeSpec:
             ),
             rollout=policy.rollout.model_copy(
                 update={
-                    **{"name": own.name, "max_num_seqs": own.max_num_seqs, "engine_kwargs": {}},
+                    **{"name": rollout.name, "max_num_seqs": rollout.max_num_seqs},
                     **{"tensor_model_parallel_size": 1, "free_cache_engine": False},
-                    "gpu_memory_utilization": own.gpu_memory_utilization,
+                    **{"gpu_memory_utilization": rollout.gpu_memory_utilization},
+                    "engine_kwargs": {},
                 }
             ),
-            max_prompt_length=own.prompt_length,
-            max_response_length=own.response_length,
+            max_prompt_length=rollout.prompt_length,
+            max_response_length=rollout.response_length,
             seed=config.trainer.seed,
         )
 
 
 class JudgeWorker(Worker):
-    """Engine with a frozen model, and its server, each on a thread of its own."""
+    """Engine with a frozen model, and its server, each on a separate thread."""
 
     def __init__(self, rank_info: RankInfo, spec: JudgeSpec) -> None:
         self.spec = spec
@@ -162,7 +165,8 @@ class JudgeWorker(Worker):
         from rlctl.runtime.serving.endpoint import Endpoint
 
         ((key, host),) = places
-        started, found = threading.Event(), list[str]()
+        started = threading.Event()
+        found = list[str]()
 
         async def run() -> None:
             self._server = asyncio.get_running_loop()
@@ -201,11 +205,11 @@ class JudgeWorker(Worker):
         return ChatReply(number, text, Turn(text), completion.finish, len(ids), written)
 
     async def _generate(self, ids: list[int], limit: int) -> Completion:
-        own = asyncio.get_running_loop()
-        future: asyncio.Future[Completion] = own.create_future()
+        server = asyncio.get_running_loop()
+        future: asyncio.Future[Completion] = server.create_future()
 
         def deliver(result: Completion | Exception) -> None:
-            own.call_soon_threadsafe(settle, result)
+            server.call_soon_threadsafe(settle, result)
 
         def settle(result: Completion | Exception) -> None:
             if future.done():  # its request was cancelled

@@ -34,7 +34,7 @@ class ModelReward(Reward):
     """Weighted sum of a model's score and the score of reward functions or environments.
 
     The model reads the messages of the prompt and the text of the response, or the messages of the
-    episode, in its own chat template. The component `rule` is the functions' score, of the rows
+    episode, in its chat template. The component `rule` is the functions' score, of the rows
     that have one; `reward_model` is the model's, before normalization. A score that is no finite
     number counts as a failed call: the row scores 0, and no moment includes it.
     """
@@ -58,7 +58,7 @@ class ModelReward(Reward):
     ) -> ModelReward:
         """Combine `model` with reward functions; `tokenizer` is that of the policy.
 
-        Raises ConfigError if the model's own mean and deviation are wanted and its config has none.
+        Raises ConfigError if the model's mean and deviation are wanted and its config has none.
         """
         settings = config.reward_model
         scale = None if settings.normalize is None else Scale()
@@ -216,8 +216,10 @@ class Scale:
         """Include `scores` (N,)."""
         if not self.running or not len(scores):
             return
-        values, number = scores.double(), len(scores)
-        mean, total = float(values.mean()), self.count + number
+        values = scores.double()
+        number = len(scores)
+        mean = float(values.mean())
+        total = self.count + number
         difference = mean - self.mean
         self.squares += float((values - mean).square().sum())
         self.squares += difference**2 * self.count * number / total

@@ -90,7 +90,8 @@ class PairRows(Scored):
         `pairs` (P, 2) int64 are the rows of each loss.
         """
         (gradient,) = torch.autograd.grad(losses.sum(), x)
-        losses, rows = losses.detach(), pairs.flatten()
+        losses = losses.detach()
+        rows = pairs.flatten()
         shares = torch.zeros_like(gradient).index_add_(0, rows, losses.repeat_interleave(2) / 2)
         return scored.grow(
             cls,
@@ -123,10 +124,12 @@ class PairAlgorithm(PolicyAlgorithm[P]):
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Pair the responses and update the actor once per mini-batch; return metrics."""
-        groups, pairs = scored.group, self._pairs(scored, step)  # (P, 2)
+        groups = scored.group
+        pairs = self._pairs(scored, step)  # (P, 2)
         episode = scored.episode_of_row
         kept = torch.isin(episode, episode[pairs]).nonzero().flatten()
-        scored, pairs = scored.select(kept), torch.searchsorted(kept, pairs)
+        scored = scored.select(kept)
+        pairs = torch.searchsorted(kept, pairs)
         reference: Ragged | None = None
         if self.params.uses_reference and len(kept):
             reference = roles.reference.compute_log_probs(scored).log_probs
@@ -134,7 +137,8 @@ class PairAlgorithm(PolicyAlgorithm[P]):
         stored = Needs.GROUPS not in self.needs  # responses of another policy
         for number, rows in enumerate(rows_of_groups(groups, scored.group, self.actor, step)):
             mine = torch.searchsorted(rows, pairs[torch.isin(pairs[:, 0], rows)])
-            batch, ref = scored.select(rows), reference and reference.select(rows)
+            batch = scored.select(rows)
+            ref = reference and reference.select(rows)
             now = sampled_log_probs(roles, batch, has_updated=stored or number > 0)
             batch, metrics = pair_rows(batch, now.log_probs, ref, mine, self.params)
             updates += [metrics, roles.actor.update(batch, self.schedule(step - 1))]
@@ -171,7 +175,8 @@ def pair_rows(
         h = h - over_episode(mask.like(torch.where(kept, reference.values, 0.0)).sums())
     if not params.uses_reference:
         h = h / over_episode(mask.sums()).clamp(min=1)
-    chosen, rejected = h[pairs[:, 0]], h[pairs[:, 1]]
+    chosen = h[pairs[:, 0]]
+    rejected = h[pairs[:, 1]]
     losses = params.losses(chosen, rejected)
     rows = PairRows.derive(scored, sums, losses, pairs)
     return rows, _metrics(losses.detach(), chosen.detach(), rejected.detach(), params.beta)

@@ -48,9 +48,9 @@ class PairValidator:
         metrics: dict[str, float] = {}
         sources = [row.data_source for row in self.prompts.rows]
         for source in dict.fromkeys(sources):
-            own = scores.view(-1, 2)[torch.tensor([name == source for name in sources])]
-            losses = -torch.nn.functional.logsigmoid(own[:, 0] - own[:, 1])
-            found = to_floats(pair_metrics(own.flatten(), losses, f"val-aux/{source}"))
+            pairs = scores.view(-1, 2)[torch.tensor([name == source for name in sources])]
+            losses = -torch.nn.functional.logsigmoid(pairs[:, 0] - pairs[:, 1])
+            found = to_floats(pair_metrics(pairs.flatten(), losses, f"val-aux/{source}"))
             metrics[f"val-core/{source}/acc/mean@1"] = found.pop(f"val-aux/{source}/accuracy")
             metrics |= found
         return metrics

@@ -1,4 +1,4 @@
-"""Reward-ranked fine-tuning (RAFT): supervised learning on the best of the policy's own responses.
+"""Reward-ranked fine-tuning (RAFT): supervised learning on the best of the policy's responses.
 
 Each step is an iteration of algorithm 1 of arXiv 2304.06767: generate `rollout.n` responses to each
 prompt with the current policy, keep the best by score, and fine-tune on them.
@@ -41,7 +41,7 @@ class RaftParams(PluginParams):
 
 @dataclass(frozen=True)
 class RAFT(PolicyAlgorithm[RaftParams]):
-    """Fine-tuning on the policy's own responses, selected by score; immutable."""
+    """Fine-tuning on the policy's responses, selected by score; immutable."""
 
     Params: ClassVar[type[RaftParams]] = RaftParams
 
@@ -81,10 +81,14 @@ class RAFT(PolicyAlgorithm[RaftParams]):
         Selects the `top_k` best episodes of each group with a score of at least `threshold`; of
         equal scores, the first.
         """
-        scores, episode = scored.scores, scored.episode_of_row
-        once, best = first_rows(episode), torch.zeros_like(scores, dtype=torch.bool)
+        scores = scored.scores
+        episode = scored.episode_of_row
+        once = first_rows(episode)
+        best = torch.zeros_like(scores, dtype=torch.bool)
         for number in scored.group.unique():
             rows = (once & (scored.group == number)).nonzero().flatten()
             order = scores[rows].argsort(descending=True, stable=True)
             best |= torch.isin(episode, episode[rows[order][: self.params.top_k]])
-        return best if self.params.threshold is None else best & (scores >= self.params.threshold)
+        if self.params.threshold is None:
+            return best
+        return best & (scores >= self.params.threshold)

@@ -44,8 +44,10 @@ class RewardModelWorker(ModelWorker, RewardModel):
     """Implements `RewardModel` on one rank."""
 
     def __init__(self, rank_info: RankInfo, spec: RewardModelSpec) -> None:
-        self.spec, settings = spec, spec.reward_model
-        learns, fsdp = spec.algorithm is not None, settings.fsdp_config
+        self.spec = spec
+        settings = spec.reward_model
+        learns = spec.algorithm is not None
+        fsdp = settings.fsdp_config
         kind = REWARD_LEARNER.kind if learns else REWARD_MODEL.kind
         self.model = _build(settings, kind, rank_info, spec.seed, learns)
         optim = settings.optim if learns else None

@@ -75,7 +75,7 @@ class RewardLearnerRole(RewardModelRole):
 
 
 class JudgeRole:
-    """Engines that serve the run's own judge to its reward functions."""
+    """Engines that serve the run's judge to its reward functions."""
 
     def check(self, config: schema.Config) -> None:
         """Do nothing: the check of the reward functions asks the judge."""
@@ -90,7 +90,8 @@ class JudgeRole:
 
         del algorithm  # it does not learn
         spec = JudgeSpec.from_config(config)
-        worker, key = pool.spawn(JudgeWorker.__name__, JudgeWorker, spec), new_key()
+        worker = pool.spawn(JudgeWorker.__name__, JudgeWorker, spec)
+        key = new_key()
         one_node = config.trainer.nnodes == 1
         hosts = [LOOPBACK if one_node else node.split()[0] for node in pool.nodes]
         return worker.serve([(key, host) for host in hosts]), key

@@ -78,8 +78,9 @@ class SelfDistill(DistillAlgorithm[SelfDistillParams]):
     @property
     def needs(self) -> Needs:
         """Responses, and the reference or the average as teacher."""
-        needs = super().needs
-        return needs if self.params.ema_decay is None else needs & ~Needs.REFERENCE | Needs.AVERAGE
+        if self.params.ema_decay is None:
+            return super().needs
+        return super().needs & ~Needs.REFERENCE | Needs.AVERAGE
 
     @property
     def row_fields(self) -> Sequence[RowField]:

@@ -163,9 +163,9 @@ def test_engines_of_a_pool_have_a_server_each(server: Server, folder: Path) -> N
     engine = VLLMServerEngine.from_spec(spec(folder, urls, number=1), None)
     assert engine.server.url == server.url
     engine.close()
-    with pytest.raises(ConfigError, match="engine 2 needs a server of its own"):
+    with pytest.raises(ConfigError, match="engine 2 needs a separate server"):
         VLLMServerEngine.from_spec(spec(folder, urls, number=2), None)
-    with pytest.raises(ConfigError, match="engine 0 needs a server of its own"):
+    with pytest.raises(ConfigError, match="engine 0 needs a separate server"):
         VLLMServerEngine.from_spec(spec(folder, urls), None)
     built = spec(folder, urls)
     added = RolloutSpec(built.model, SamplingConfig(built.rollout, 8, (2,)), 8, seed=1, number=5)

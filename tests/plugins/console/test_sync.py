@@ -84,7 +84,7 @@ def test_sync_sends_all_steps_of_an_attempt_whose_logger_was_switched_off(run, c
 def test_sync_refuses_the_record_and_the_console(run, logger):
     run.finish("finished", 0)
     rows = run.metrics.read_text()
-    with pytest.raises(UsageError, match=f"{logger} shows the run's own record"):
+    with pytest.raises(UsageError, match=f"{logger} shows the run's record"):
         sync(RunStore(run.path.parent.parent).find("first"), logger, first=0)
     assert run.metrics.read_text() == rows
 

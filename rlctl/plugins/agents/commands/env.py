@@ -54,9 +54,11 @@ def show(name: Name, settings: Settings = None, as_json: Json = False) -> None:
     from rlctl.runtime.sandbox.user_code import load_named
 
     is_tool = _is_tool(name)
-    found = load_named(TOOLS, name, "tool") if is_tool else find_environment(name, {})[0]
-    model = plugins.params_model(found)
-    fields = model.model_fields.items() if model else ()
+    if is_tool:
+        found = load_named(TOOLS, name, "tool")
+    else:
+        found, _ = find_environment(name, {})
+    fields = getattr(plugins.params_model(found), "model_fields", {})
     shown = {
         "name": name,
         "description": _first_line(found),
@@ -66,7 +68,7 @@ def show(name: Name, settings: Settings = None, as_json: Json = False) -> None:
                 "default": "required" if field.is_required() else field.get_default(),
                 "description": field.description or "",
             }
-            for key, field in fields
+            for key, field in fields.items()
         ],
         "tools": _schemas(name, parse_settings(settings), is_tool),
     }

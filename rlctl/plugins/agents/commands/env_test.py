@@ -120,7 +120,8 @@ def try_environment(
 
         limits = ("episode_s",) if program else ("call_s", "turn_s")
         overrides = [f"agent.timeouts.{limit}={timeout}" for limit in limits]
-        overrides += [f"multi_turn.format={parser}"] if parser is not None else []
+        if parser is not None:
+            overrides.append(f"multi_turn.format={parser}")
         chosen = {"agent.environment": name, "agent.program": program}
         overrides += [f"{key}={json.dumps(value)}" for key, value in chosen.items()]
         overrides = [f"actor_rollout_ref.rollout.{override}" for override in overrides]
@@ -182,7 +183,8 @@ def _play_script(
     from rlctl.plugins.agents.environments.scripted import play, read_script
 
     scripts = read_script(scripted.expanduser()) if scripted else [[]]
-    parse, limits = _parser(parser), Timeouts(timeout, timeout)
+    parse = _parser(parser)
+    limits = Timeouts(timeout, timeout)
 
     async def run() -> list[Transcript]:
         return await asyncio.gather(
@@ -210,7 +212,7 @@ def _play_with(
     settings = [f"actor_rollout_ref.rollout.{text}" for text in [*fixed, "val_kwargs.n=1"]]
     config = target_config(model, [*settings, *overrides], "grpo")
     agent = config.actor_rollout_ref.rollout.agent
-    agent.params.clear()  # a run's own
+    agent.params.clear()  # those of the run
     agent.params.update(values)
     return play(config, rows, seed=0)
 

@@ -29,7 +29,8 @@ def print_transcripts(transcripts: Sequence[Transcript]) -> None:
 
 
 def _print_transcript(number: int, transcript: Transcript) -> None:
-    out, turns = stdout(), iter(transcript.turns)
+    out = stdout()
+    turns = iter(transcript.turns)
     out.print(Text(f"episode {number}", "bold underline"))
     for message in transcript.messages:
         role = message["role"]
@@ -48,5 +49,7 @@ def _print_transcript(number: int, transcript: Transcript) -> None:
 def _facts_of(turn: Mapping[str, Any]) -> str:
     """Return the seconds, reward and errors of tools of a turn."""
     errors = [f"{use['name'] or 'call'}: {use['error']}" for use in turn["uses"] if use["error"]]
-    reward = [] if turn["reward"] is None else [f"reward {turn['reward']:g}"]
-    return ", ".join([f"{turn['seconds']:.3f} s", *reward, *errors])
+    facts = [f"{turn['seconds']:.3f} s"]
+    if turn["reward"] is not None:
+        facts.append(f"reward {turn['reward']:g}")
+    return ", ".join([*facts, *errors])

@@ -89,7 +89,8 @@ class EnvironmentHost:
 
     async def _call(self, key: str, method: str, *args: Any) -> tuple[Environment, Any]:
         """Return the environment of an episode and what its method returns."""
-        episode, task = self._episodes[key], asyncio.current_task()
+        episode = self._episodes[key]
+        task = asyncio.current_task()
         assert task is not None  # a request is processed in one
         episode.tasks.add(task)
         try:

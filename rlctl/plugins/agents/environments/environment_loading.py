@@ -30,9 +30,9 @@ def load_environment(
     `values` are the settings of the environment; `defaults` apply to any environment. A plug-in
     may have a function `prepare(params)`, which is called once per worker process; each environment
     gets its result, if it is not None, as the argument `shared`. A synchronous one is called here,
-    as modules that handle signals or run an event loop of their own expect: in the main thread and
-    without a running loop. Raises ConfigError for an unknown environment or wrong settings, and for
-    what `prepare` raises.
+    as modules that handle signals or run an event loop expect: in the main thread and without a
+    running loop. Raises ConfigError for an unknown environment or wrong settings, and for what
+    `prepare` raises.
     """
     plugin, values = find_environment(name, values)
     fields = getattr(plugins.params_model(plugin), "model_fields", {})
@@ -49,7 +49,9 @@ def load_environment(
     async def factory() -> Factory:
         with report_errors(failure, name):
             found = await prepare(params) if is_async(prepare) else shared
-        return partial(plugin, **arguments, **({} if found is None else {"shared": found}))
+        if found is None:
+            return partial(plugin, **arguments)
+        return partial(plugin, **arguments, shared=found)
 
     return factory
 
@@ -65,9 +67,9 @@ def find_environment(name: str, values: Mapping[str, Any]) -> tuple[Any, Mapping
             f"the environment {name!r} is of type {type(found).__name__}, not a class",
             hint="a class with reset, tools, step, score and close",
         )
-    return (
-        _adapted(found, name, values) if ":" in name and inspect.isclass(found) else (found, values)
-    )
+    if ":" in name and inspect.isclass(found):
+        return _adapted(found, name, values)
+    return found, values
 
 
 def _adapted(found: Any, name: str, values: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:

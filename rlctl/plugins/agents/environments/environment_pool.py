@@ -1,8 +1,8 @@
 """Pool of worker processes that host the environments of episodes.
 
-The pool lives as long as the run, while each step of training runs an event loop of its own. A
-worker that exits or whose event loop is blocked is killed and replaced, and its episodes fail as
-"lost". No worker outlives the program.
+The pool lives as long as the run, while each step of training runs a new event loop. A worker that
+exits or whose event loop is blocked is killed and replaced, and its episodes fail as "lost". No
+worker outlives the program.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class EnvironmentFailed(Exception):
         self, kind: Literal["error", "timeout", "lost"], text: str, interrupted: bool = False
     ) -> None:
         super().__init__(f"{kind}: {text}")
-        self.kind, self.text, self.interrupted = kind, text, interrupted
+        self.kind = kind
+        self.text = text
+        self.interrupted = interrupted
 
 
 class RemoteEnvironment:
@@ -79,7 +81,10 @@ class RemoteEnvironment:
     """
 
     def __init__(self, pool: EnvironmentPool, worker: Worker, key: str, timeouts: Timeouts) -> None:
-        self._pool, self._worker, self._key, self._timeouts = pool, worker, key, timeouts
+        self._pool = pool
+        self._worker = worker
+        self._key = key
+        self._timeouts = timeouts
         self._is_closed = False
         self.messages: list[Message] | str | None = None
         self.tools: list[ToolSchema] = []
@@ -87,7 +92,8 @@ class RemoteEnvironment:
     async def reset(self, row: Row) -> None:
         """Start the episode of `row`."""
         found = await self._request("open", row=dict(row))
-        self.messages, self.tools = found["messages"], found["tools"]
+        self.messages = found["messages"]
+        self.tools = found["tools"]
 
     async def step(self, turn: Turn) -> Step:
         """Return the environment's reply to a turn of the policy."""
@@ -107,7 +113,8 @@ class RemoteEnvironment:
 
     async def _request(self, op: str, **data: Any) -> Any:
         """Send a request and return its result."""
-        arguments, limit_s = {"episode": self._key, **data}, self._timeouts.turn_s
+        arguments = {"episode": self._key, **data}
+        limit_s = self._timeouts.turn_s
         return await self._pool.workers.call(
             self._pool.request, self._worker, op, limit_s, arguments
         )
@@ -161,12 +168,14 @@ class EnvironmentPool:
         """
         agent = rollout.agent
         number = agent.num_workers or allowed_cores()
-        environment, params = agent.environment or DEFAULT_ENVIRONMENT, agent.params
+        environment = agent.environment or DEFAULT_ENVIRONMENT
+        params = agent.params
         if agent.program is not None:
             program = agent.program
             if agent.python is not None:
                 program = _for_other(agent.python, "programs", program)
-            environment, params = PROGRAM, {"program": program, "params": agent.params}
+            environment = PROGRAM
+            params = {"program": program, "params": agent.params}
         return cls(
             environment,
             params,

@@ -116,15 +116,17 @@ def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
     """Return the descriptions of a function and of its arguments in a Google-style docstring."""
     description: list[str] = []
     arguments: dict[str, list[str]] = {}
-    section, current = "", ""
+    section = ""
+    current = ""
     for line in text.splitlines():
         if started := _SECTION.match(line):
-            section, current = started[1], ""
+            section = started[1]
+            current = ""
         elif not section:
             description.append(line)
         elif section in ("Args", "Arguments", "Parameters") and line.strip():
-            found = _ARGUMENT.match(line.strip()) if len(line) - len(line.lstrip()) <= 4 else None
-            if found:
+            is_outer = len(line) - len(line.lstrip()) <= 4
+            if is_outer and (found := _ARGUMENT.match(line.strip())):
                 current = found[1]
                 arguments[current] = [found[2]]
             elif current:
@@ -141,4 +143,6 @@ def _without_titles(schema: Any) -> Any:
             for key, value in schema.items()
             if not (key == "title" and isinstance(value, str))
         }
-    return [_without_titles(item) for item in schema] if isinstance(schema, list) else schema
+    if isinstance(schema, list):
+        return [_without_titles(item) for item in schema]
+    return schema

@@ -51,13 +51,17 @@ class GridWorld:
     async def reset(self, row: Row) -> list[Message] | str:
         """Return the first observation, which is added to the row's prompt if it has one."""
         extra = row.get("extra_info") or {}
-        number = extra.get("seed")
-        seed = extra.get("index", 0) if number is None else number
-        self._size = int(extra.get("size") or self._params.size)
+        seed = extra.get("seed")
+        if seed is None:
+            seed = extra.get("index", 0)
         walls = extra.get("walls")
-        self._build(random.Random(f"grid {seed}"), self._params.walls if walls is None else walls)
-        observed = self._observed()
-        return observed if row.get("prompt") else [{"role": "user", "content": observed}]
+        if walls is None:
+            walls = self._params.walls
+        self._size = int(extra.get("size") or self._params.size)
+        self._build(random.Random(f"grid {seed}"), walls)
+        if row.get("prompt"):
+            return self._observed()
+        return [{"role": "user", "content": self._observed()}]
 
     async def step(self, turn: Turn) -> Step:
         """Move by the first of the words up, down, left and right in `turn`."""
@@ -73,10 +77,12 @@ class GridWorld:
             if to in self._distances:
                 self._at = to
                 observed = self._observed()
-        reward = self._params.step_reward * (before - self._distances[self._at])
-        done = self._at == self._goal or self._turns >= self._params.max_turns
-        messages = [] if done else [{"role": "user", "content": observed}]
-        return Step(messages, reward=reward if self._params.step_reward else None, done=done)
+        reward = None
+        if self._params.step_reward:
+            reward = self._params.step_reward * (before - self._distances[self._at])
+        if self._at == self._goal or self._turns >= self._params.max_turns:
+            return Step([], reward=reward, done=True)
+        return Step([{"role": "user", "content": observed}], reward=reward)
 
     async def score(self) -> dict[str, float]:
         """Return the score, and the number of turns as a component."""
@@ -95,7 +101,9 @@ class GridWorld:
             distances = _distances(goal, set(free))
             far = [cell for cell in free if distances.get(cell, 0) >= self._params.min_distance]
             if far:
-                self._goal, self._distances, self._at = goal, distances, rng.choice(far)
+                self._goal = goal
+                self._distances = distances
+                self._at = rng.choice(far)
                 return
         raise ValueError(
             f"no grid of size {self._size} with {walls} walls has a start that is "
@@ -108,7 +116,8 @@ class GridWorld:
 
 def _distances(goal: Cell, free: set[Cell]) -> dict[Cell, int]:
     """Return the number of moves to `goal` from each cell that it can be reached from."""
-    found, queue = {goal: 0}, deque([goal])
+    found = {goal: 0}
+    queue = deque([goal])
     while queue:
         x, y = queue.popleft()
         for dx, dy in MOVES.values():

@@ -78,7 +78,8 @@ class _Connection:
     """Connection to one server, opened when it is first used."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
-        self._name, self._config = name, config
+        self._name = name
+        self._config = config
         self._holder: asyncio.Task[None] | None = None
         self._client: asyncio.Future[Any] | None = None
 

@@ -53,15 +53,17 @@ class OpenEnvEnvironment:
         """Open a session; return its first observation, which is added to the row's prompt."""
         from websockets.asyncio.client import connect
 
-        url = self._params.url.rstrip("/").replace("http", "ws", 1)
-        url = url if url.endswith("/ws") else f"{url}/ws"
-        self._socket = await connect(url, max_size=MAX_REPLY, ping_interval=None)
+        url = self._params.url.rstrip("/").removesuffix("/ws").replace("http", "ws", 1)
+        self._socket = await connect(f"{url}/ws", max_size=MAX_REPLY, ping_interval=None)
         extra = row.get("extra_info") or {}
-        seed = {} if extra.get("seed") is None else {"seed": extra["seed"]}
-        arguments = {**self._params.reset, **seed, **(extra.get("reset_kwargs") or {})}
-        data = await self._request("reset", arguments)
-        text = self._shown(data)
-        return text if row.get("prompt") else [{"role": "user", "content": text}]
+        arguments = dict(self._params.reset)
+        if extra.get("seed") is not None:
+            arguments["seed"] = extra["seed"]
+        arguments |= extra.get("reset_kwargs") or {}
+        text = self._shown(await self._request("reset", arguments))
+        if row.get("prompt"):
+            return text
+        return [{"role": "user", "content": text}]
 
     async def step(self, turn: Turn) -> Step:
         """Send the turn as an action; the reply to one that is no JSON is an error message."""
@@ -71,10 +73,10 @@ class OpenEnvEnvironment:
         except ValueError as error:
             return Step([{"role": "user", "content": f"error: the action is no JSON: {error}"}])
         data = await self._request("step", action)
-        reward = data.get("reward")
-        done = bool(data.get("done"))
-        messages = [] if done else [{"role": "user", "content": self._shown(data)}]
-        return Step(messages, None if reward is None else float(reward), done)
+        reward = None if data.get("reward") is None else float(data["reward"])
+        if data.get("done"):
+            return Step([], reward, done=True)
+        return Step([{"role": "user", "content": self._shown(data)}], reward)
 
     async def score(self) -> float:
         """Return 0: the rewards belong to the turns."""
@@ -96,7 +98,8 @@ class OpenEnvEnvironment:
 
     def _shown(self, data: Mapping[str, Any]) -> str:
         """Return what the policy sees of an observation."""
-        observation, key = data.get("observation", {}), self._params.observation_key
+        observation = data.get("observation", {})
+        key = self._params.observation_key
         if not isinstance(observation, Mapping):
             return as_text(observation)
         if key is not None:

@@ -37,7 +37,8 @@ _MAX_THREADS = 256  # of all processes of a program; root has no such limit
 def main() -> None:
     """Run the program of stdin with the options of the last argument (JSON)."""
     options: dict[str, Any] = json.loads(sys.argv[-1])
-    folder, deny = Path(options["folder"]), bool(options["deny_network"])
+    folder = Path(options["folder"])
+    deny = bool(options["deny_network"])
     found = Namespaces.FILES
     if not options["has_bubblewrap"]:
         die_with_parent(signal.SIGTERM)
@@ -63,7 +64,8 @@ def main() -> None:
     if found and _counts_by_namespace():
         set_limit(resource.RLIMIT_NPROC, _MAX_THREADS)
     source = sys.stdin.buffer.read().decode(errors="surrogatepass")
-    sys.argv, sys.stderr = [_FILE], sys.stdout  # in the order in which they are written
+    sys.argv = [_FILE]
+    sys.stderr = sys.stdout  # both in the order in which they are written
     status = run(source)
     sys.stdout.flush()
     os._exit(status)
@@ -91,7 +93,9 @@ def run(source: str) -> int:
     names: dict[str, Any] = {"__name__": "__main__"}
     try:
         tree = ast.parse(source, _FILE)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            del tree.body[-1]
         exec(compile(tree, _FILE, "exec"), names)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), _FILE, "eval"), names)

@@ -1,8 +1,8 @@
-"""Tool that runs Python programs, each in a process of its own without network.
+"""Tool that runs Python programs, each in a separate process without network.
 
-The process may write to its own temporary folder only, which is removed afterwards, and it has
-limits of time, memory, processes and output, which hold for all that it starts. It can read the
-files of the user. `isolation.missing_isolation` names what a machine does not keep it from.
+The process may write to a temporary folder only, which is removed afterwards, and it has limits of
+time, memory, processes and output, which hold for all that it starts. It can read the files of the
+user. `isolation.missing_isolation` names what a machine does not keep it from.
 """
 
 from __future__ import annotations
@@ -82,12 +82,13 @@ class PythonTool(StatelessTool):
                 hint="tool_params.python.allow_network=true runs them with the network",
             )
         if done.returncode == CANNOT_PROTECT:
-            advice = bubblewrap_advice()
+            hint = "tool_params.python.allow_writes=true runs them all the same"
+            if advice := bubblewrap_advice():
+                hint = f"{advice}, or {hint}"
             raise ConfigError(
                 "programs of the python tool cannot be kept from writing to your files: this "
                 "system has neither bubblewrap nor Landlock (Linux 5.13)",
-                hint=(f"{advice}, or " if advice else "")
-                + "tool_params.python.allow_writes=true runs them all the same",
+                hint=hint,
             )
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
@@ -117,9 +118,12 @@ class PythonTool(StatelessTool):
                 await _end(process)
                 excess.cancel()  # has returned if it has killed the program
         text = self._text(output)
-        if reason := excess.result() if excess.done() else None:
-            return ToolResult(f"{text}\n{reason}".lstrip())
-        return ToolResult(text if status in (0, 1) else f"{text}\nexit status {status}".lstrip())
+        reason = None if status in (0, 1) else f"exit status {status}"
+        if excess.done():
+            reason = excess.result() or reason
+        if reason is None:
+            return ToolResult(text)
+        return ToolResult(f"{text}\n{reason}".lstrip())
 
     def _command(self, folder: str) -> list[str]:
         options = {
@@ -138,16 +142,16 @@ class PythonTool(StatelessTool):
 
     async def _excess(self, process: asyncio.subprocess.Process) -> str | None:
         """Kill a program that exceeds a limit of all its processes together; return which."""
-        limit, most = self._params.memory_mb * _MIB, _MAX_PROCESSES + _GUARDS
+        limit = self._params.memory_mb * _MIB
+        most = _MAX_PROCESSES + _GUARDS
         while process.returncode is None:
             number, size = await asyncio.to_thread(usage, process.pid, most)
-            if number > most or size > limit:
+            if number > most:
                 _kill(process)
-                return (
-                    f"killed: more than {_MAX_PROCESSES} processes"
-                    if number > most
-                    else f"killed: more than {self._params.memory_mb} MiB of memory (MemoryError)"
-                )
+                return f"killed: more than {_MAX_PROCESSES} processes"
+            if size > limit:
+                _kill(process)
+                return f"killed: more than {self._params.memory_mb} MiB of memory (MemoryError)"
             await asyncio.sleep(_WATCH_S)
         return None
 
@@ -166,8 +170,11 @@ class PythonTool(StatelessTool):
             output += data[: max(0, limit - len(output))]
 
     def _text(self, output: bytearray) -> str:
-        text, limit = output.decode(errors="replace"), self._params.output_chars
-        return text.rstrip("\n") if len(text) <= limit else text[:limit] + "...(truncated)"
+        text = output.decode(errors="replace")
+        limit = self._params.output_chars
+        if len(text) > limit:
+            return text[:limit] + "...(truncated)"
+        return text.rstrip("\n")
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

@@ -35,7 +35,8 @@ async def play(
     pool: EnvironmentPool, row: Row, key: str, script: Sequence[Any], parse: Parse
 ) -> Transcript:
     """Play one episode of `row`; each entry of `script` is a turn: see `read_script`."""
-    transcript, started = Transcript(), time.monotonic()
+    transcript = Transcript()
+    started = time.monotonic()
     try:
         remote = await pool.open(row, key)
         try:
@@ -63,7 +64,8 @@ async def play(
         finally:
             await remote.close()
     except EnvironmentFailed as error:
-        transcript.outcome, transcript.error = "failed", f"{error.kind}: {error.text}"
+        transcript.outcome = "failed"
+        transcript.error = f"{error.kind}: {error.text}"
     transcript.seconds = time.monotonic() - started
     return transcript
 
@@ -121,6 +123,7 @@ def _turn(entry: Any, index: int, parse: Parse, tools: Sequence[ToolSchema]) -> 
 
 
 def _assistant(turn: Turn) -> Message:
-    calls, malformed = map(asdict, turn.calls), map(asdict, turn.malformed)
+    calls = map(asdict, turn.calls)
+    malformed = map(asdict, turn.malformed)
     message: Message = {"role": "assistant", "content": turn.text}
     return {**message, "calls": list(calls), "malformed": list(malformed)}

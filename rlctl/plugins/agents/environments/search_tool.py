@@ -22,7 +22,8 @@ from rlctl.runtime.sandbox.user_code import check_file
 from rlctl.runtime.serving.chat import to_schema
 
 _WORD = re.compile(r"\w+")
-_K1, _B = 1.5, 0.75  # weights of repeated words and of long texts
+_K1 = 1.5  # weight of repeated words
+_B = 0.75  # weight of long texts
 
 
 class SearchParams(plugins.Params):
@@ -98,9 +99,12 @@ def _texts(path: Path, key: str) -> Iterator[str]:
     """Yield the texts of a file. Raises ConfigError."""
     check_file(path, "the file of texts does not exist", "tool_params.search.path")
     for number, (where, row) in enumerate(read_records(path), 1):
-        text = row.get(key) if isinstance(row, dict) else row
+        text = row
+        keys: list[str] = []
+        if isinstance(row, dict):
+            text = row.get(key)
+            keys = list(row)
         if not isinstance(text, str):
-            keys = list(row) if isinstance(row, dict) else []
             hint = "tool_params: text_key" if key in keys else plugins.suggestion(key, keys)
             raise ConfigError(f"row {number} has no text {key!r}", where=where, hint=hint)
         yield text

@@ -87,7 +87,8 @@ class SkyRLEnvironment:
     tools: Sequence[ToolSchema] = ()  # an environment of SkyRL-Gym reads the text of turns itself
 
     def __init__(self, params: SkyRLParams, shared: Callable[..., Any] | None = None) -> None:
-        self._params, self._class = params, shared
+        self._params = params
+        self._class = shared
         self._object: Any = None
 
     @staticmethod
@@ -95,9 +96,11 @@ class SkyRLEnvironment:
         """Import the class; None if each row names a registered one."""
         provide_skyrl()
         name = params.env_class
-        if name is not None and ":" in name:
+        if name is None:
+            return None
+        if ":" in name:
             return load_named("environments", name, "environment")
-        return None if name is None else _registered(name)
+        return _registered(name)
 
     async def reset(self, row: Row) -> list[Message]:
         """Build the object with the row as `extras`, and return the prompt of its `init`."""
@@ -109,7 +112,8 @@ class SkyRLEnvironment:
         if self._params.max_turns is not None:
             extras["max_turns"] = self._params.max_turns
         prompt = list(row.get("prompt") or [])
-        config, name = self._params.env_config, self._params.env_class or extras.get("env_class")
+        config = self._params.env_config
+        name = self._params.env_class or extras.get("env_class")
         if name is None:
             raise ValueError("neither the row nor agent.params has env_class")
         if ":" not in name:
@@ -126,9 +130,11 @@ class SkyRLEnvironment:
         """Return the observations, the reward and the end."""
         found = await call(self._object.step, turn.text)
         output: Mapping[str, Any] = found if isinstance(found, Mapping) else vars(found)
-        messages = [] if output["done"] else list(output.get("observations") or [])
         info = {"metadata": dict(output["metadata"])} if output.get("metadata") else {}
-        return Step(messages, float(output["reward"]), bool(output["done"]), info=info)
+        reward = float(output["reward"])
+        if output["done"]:
+            return Step([], reward, done=True, info=info)
+        return Step(list(output.get("observations") or []), reward, info=info)
 
     async def score(self) -> dict[str, float]:
         """Return 0, and the numbers of `get_metrics` as components."""
@@ -149,7 +155,7 @@ def _registered(name: str) -> Callable[..., Any]:
     except ImportError as error:
         raise MissingExtraError(
             f"the environment {name!r} is registered by the package skyrl-gym",
-            hint="pip install skyrl-gym; a class of your own is module:Class or path.py:Class",
+            hint="pip install skyrl-gym; your classes are module:Class or path.py:Class",
         ) from error
     return partial(make, name)
 

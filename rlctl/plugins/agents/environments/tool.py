@@ -33,7 +33,7 @@ class ToolSession(Protocol):
         ...
 
     async def score(self) -> float | None:
-        """Return the tool's own score of the episode, None if it has none."""
+        """Return the tool's score of the episode, None if it has none."""
         ...
 
     async def close(self) -> None:
@@ -114,15 +114,11 @@ def argument_checker(tool: Tool) -> Callable[[Mapping[str, Any]], str | None]:
     validator = validators.extend(base, type_checker=types)(parameters)
 
     def check(arguments: Mapping[str, Any]) -> str | None:
-        errors = list(validator.iter_errors(arguments))
-        places = [".".join(str(name) for name in error.absolute_path) for error in errors]
-        return (
-            "; ".join(
-                f"{place}: {error.message}" if place else error.message
-                for place, error in zip(places, errors, strict=True)
-            )
-            or None
-        )
+        problems: list[str] = []
+        for error in validator.iter_errors(arguments):
+            place = ".".join(map(str, error.absolute_path))
+            problems.append(": ".join(filter(None, [place, error.message])))
+        return "; ".join(problems) or None
 
     return check
 
@@ -139,7 +135,9 @@ def as_text(value: Any) -> str:
     """Return a text as it is, nothing for None, and JSON for other values."""
     if isinstance(value, str):
         return value
-    return "" if value is None else json.dumps(value, default=str, ensure_ascii=False)
+    if value is None:
+        return ""
+    return json.dumps(value, default=str, ensure_ascii=False)
 
 
 def result_of_value(value: Any) -> ToolResult:

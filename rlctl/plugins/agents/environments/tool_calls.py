@@ -37,7 +37,8 @@ class ToolCalls:
     """The tools of one episode."""
 
     def __init__(self, params: CallParams, tools: ToolSet) -> None:
-        self._params, self._set = params, tools
+        self._params = params
+        self._set = tools
         self._names = list(tools.tools)
         self._sessions: dict[str, ToolSession] = {}
 
@@ -63,11 +64,11 @@ class ToolCalls:
         replies = [*executed, *refused, *malformed]
         rewards = [result.reward for _, _, result in replies if result.reward is not None]
         metrics = {use.name: dict(result.metrics) for _, use, result in replies if result.metrics}
-        info = {"tool_rewards": rewards} if rewards else {}
+        facts = {"tool_rewards": rewards, "tool_metrics": metrics}
         return Step(
             [message for message, _, _ in replies],
             uses=[use for _, use, _ in replies],
-            info={**info, "tool_metrics": metrics} if metrics else info,
+            info={name: value for name, value in facts.items() if value},
         )
 
     async def scores(self) -> Mapping[str, float] | None:
@@ -77,7 +78,8 @@ class ToolCalls:
 
     async def close(self) -> None:
         """Close all sessions. Raises the first error after all are closed."""
-        sessions, self._sessions = list(self._sessions.values()), {}
+        sessions = list(self._sessions.values())
+        self._sessions = {}
         await close_all([session.close() for session in sessions])
 
     async def _execute(self, call: ToolCall) -> tuple[Message, ToolUse, ToolResult]:
@@ -86,17 +88,21 @@ class ToolCalls:
         error: str | None = None
         if call.name not in self._sessions:
             known = ", ".join(self._sessions) or "none"
-            error, result = "unknown", _error(f"unknown tool {call.name!r}; known: {known}")
+            error = "unknown"
+            result = _error(f"unknown tool {call.name!r}; known: {known}")
         elif wrong := self._set.checkers[call.name](call.arguments):
-            error, result = "malformed", _error(f"wrong arguments: {wrong}")
+            error = "malformed"
+            result = _error(f"wrong arguments: {wrong}")
         else:
             try:
                 result = await limited(self._sessions[call.name].call(call.arguments), call_limit())
             except TimeoutError as late:
                 text = str(late) or f"timed out after {call_limit():g} s"
-                error, result = "timeout", _error(text)
+                error = "timeout"
+                result = _error(text)
             except Exception as raised:
-                error, result = "raised", _error(f"{type(raised).__name__}: {raised}")
+                error = "raised"
+                result = _error(f"{type(raised).__name__}: {raised}")
         return self._reply(result, error, call, time.monotonic() - started)
 
     def _reply(
@@ -107,8 +113,10 @@ class ToolCalls:
         seconds: float = 0.0,
     ) -> tuple[Message, ToolUse, ToolResult]:
         """Return a result as the message of its call, the record of the call, and the result."""
-        params, name = self._params, "" if call is None else call.name
-        limit, side = params.max_tool_response_length, params.tool_response_truncate_side
+        params = self._params
+        name = "" if call is None else call.name
+        limit = params.max_tool_response_length
+        side = params.tool_response_truncate_side
         content: Any = truncated(result.text, limit, side)
         if result.images:
             images = [{"type": "image", "image": image} for image in result.images]

@@ -60,7 +60,8 @@ class ToolsEnvironment:
     Params = ToolsParams
 
     def __init__(self, params: ToolsParams, shared: Shared) -> None:
-        self._calls, self._interactions = ToolCalls(params, shared.tools), shared.interactions
+        self._calls = ToolCalls(params, shared.tools)
+        self._interactions = shared.interactions
         self._known = list(shared.tools.tools)
         self._user: InteractionSession | None = None
         self._messages: list[Message] = []
@@ -116,7 +117,10 @@ class ToolsEnvironment:
 
     async def close(self) -> None:
         """Close all tools and the user. Raises the first error after all are closed."""
-        await close_all([self._calls.close(), *([self._user.close()] if self._user else [])])
+        closing = [self._calls.close()]
+        if self._user is not None:
+            closing.append(self._user.close())
+        await close_all(closing)
 
 
 def without_none(value: Any) -> Any:
@@ -126,11 +130,15 @@ def without_none(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         return {key: without_none(item) for key, item in value.items() if item is not None}
-    return [without_none(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [without_none(item) for item in value]
+    return value
 
 
 def _message_of(turn: Turn) -> Message:
     """Return a turn of the policy as a chat message."""
     calls = [to_call(call.id, call.name, call.arguments) for call in turn.calls]
     message: Message = {"role": "assistant", "content": turn.text}
-    return {**message, "tool_calls": calls} if calls else message
+    if calls:
+        message["tool_calls"] = calls
+    return message

@@ -42,7 +42,8 @@ class TRLEnvironment:
     Params = TRLParams
 
     def __init__(self, params: TRLParams, shared: Mapping[str, Callable[[], Any]]) -> None:
-        self._params, self._factories = params, shared
+        self._params = params
+        self._factories = shared
         self._object: Any = None
         self._calls: ToolCalls | None = None
 
@@ -99,7 +100,9 @@ class TRLEnvironment:
     async def score(self) -> float | None:
         """Return the result of `get_reward`; None if the class has none."""
         method = getattr(self._object, "get_reward", None)
-        return None if method is None else await call(method)
+        if method is None:
+            return None
+        return await call(method)
 
     async def close(self) -> None:
         """Call `close` of the object, if it has it."""

@@ -75,7 +75,8 @@ class TurnBuilder:
     """Calls and remaining text of a turn, collected in the order in which they were written."""
 
     def __init__(self, offset: int, tools: Sequence[ToolSchema] = ()) -> None:
-        self._offset, self.tools = offset, tools
+        self._offset = offset
+        self.tools = tools
         self._texts: list[str] = []
         self._calls: list[ToolCall] = []
         self._malformed: list[MalformedCall] = []
@@ -94,12 +95,13 @@ class TurnBuilder:
             raise InvalidCall(f"the name of the tool must be a text, not {_short(name)}")
         if isinstance(arguments, str):
             arguments = load_json(arguments, "arguments")
-        arguments = {} if arguments is None else arguments
+        if arguments is None:
+            arguments = {}
         if not isinstance(arguments, dict):
             raise InvalidCall(f"the arguments must be a JSON object, not {_short(arguments)}")
-        own = isinstance(call_id, str) and _CALL_ID.fullmatch(call_id)
-        number = f"call{self._offset + len(self._calls):05d}"
-        self._calls.append(ToolCall(call_id if own else number, name.strip(), arguments))
+        if not isinstance(call_id, str) or not _CALL_ID.fullmatch(call_id):
+            call_id = f"call{self._offset + len(self._calls):05d}"
+        self._calls.append(ToolCall(call_id, name.strip(), arguments))
 
     def add_payload(self, payload: Any) -> None:
         """Add the call that a JSON object describes; raise InvalidCall if it describes none."""
@@ -130,9 +132,10 @@ def split_thought(text: str) -> tuple[str, str]:
     Calls in a thought are not calls. The generation prompt may have written `<think>` already, so
     the turn need not start with it. A thought that does not end is not split off.
     """
-    end = text.find("</think>")
-    cut = 0 if end < 0 else end + len("</think>")
-    return text[:cut], text[cut:]
+    thought, mark, rest = text.partition("</think>")
+    if not mark:
+        return "", text
+    return thought + mark, rest
 
 
 def load_json(text: str, what: str) -> Any:

@@ -19,14 +19,16 @@ from rlctl.plugins.agents.parsers.base import (
     read_json,
 )
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
 _HERMES_TAG = re.compile(f"{OPEN}|{CLOSE}")
 
 
 class HermesParser(PatternParser):
     """Parser of JSON calls between `<tool_call>` and `</tool_call>`, which must not be missing."""
 
-    start, closing = _HERMES_TAG, CLOSE
+    start = _HERMES_TAG
+    closing = CLOSE
 
     def read(self, builder: TurnBuilder, text: str, start: re.Match[str]) -> int:
         if start[0] == CLOSE:
@@ -137,4 +139,5 @@ def _add_payload(builder: TurnBuilder, payload: Any, text: str, start: int, end:
     except InvalidCall as error:
         builder.add_malformed(text[start:end], str(error))
     separator = _SEPARATOR.match(text, end)
-    return separator.end() if separator else end
+    assert separator is not None, "it matches the empty text, too"
+    return separator.end()

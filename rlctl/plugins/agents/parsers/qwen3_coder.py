@@ -20,7 +20,8 @@ from typing import Any
 from rlctl.plugins.agents.parsers.base import InvalidCall, PatternParser, TurnBuilder, load_json
 from rlctl.runtime.serving.chat import ToolSchema
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
 _TAG = re.compile(rf"(?:{_OPEN}\s*)?<function=|{_OPEN}|{_CLOSE}")
 _CLOSING = re.compile(rf"\s*{_CLOSE}")
 _NAME = re.compile(r"([^<>\n]+)>")
@@ -45,7 +46,8 @@ class Qwen3CoderParser(PatternParser):
     The schemas of the tools give the types of arguments.
     """
 
-    start, closing = _TAG, _CLOSE
+    start = _TAG
+    closing = _CLOSE
 
     def read(self, builder: TurnBuilder, text: str, start: re.Match[str]) -> int:
         if start[0] == _CLOSE:

@@ -77,7 +77,8 @@ def stopped(
     What remains is what an engine samples that stops there.
     """
     ids = completion.response_ids.tolist()
-    ids = ids[:-1] if ids[-1] in stop_token_ids else ids
+    if ids[-1] in stop_token_ids:
+        del ids[-1]
 
     def found(num_tokens: int) -> list[tuple[int, str]]:
         written = decode(ids[:num_tokens])

@@ -96,7 +96,8 @@ class ProgramRun(EpisodeRun):
         if self._num_requests == limit:
             raise ApiError(400, f"the policy has written its {limit} turns", "max_turns")
         ids = self._text_ids(request)
-        kept, stops = self.settings.kept_roles or (), self.task.decoding.stop_token_ids
+        kept = self.settings.kept_roles or ()
+        stops = self.task.decoding.stop_token_ids
         found = continued(self._conversations, request, ids, kept, stops)
         conversation = found or self._begun(request, ids)
         fresh, bridge = self._added(conversation, request, ids)
@@ -108,9 +109,11 @@ class ProgramRun(EpisodeRun):
                 f"{self.settings.max_response_length} includes earlier turns and replies",
                 _TOO_LONG,
             )
-        number, began = self._num_requests, time.monotonic()
+        number = self._num_requests
+        began = time.monotonic()
         self._num_requests += 1
-        self.state, conversation.is_busy = State.GENERATING, True
+        self.state = State.GENERATING
+        conversation.is_busy = True
         try:
             completion, stop = await self._turn(conversation, bridge, room, number, request)
         finally:
@@ -124,7 +127,8 @@ class ProgramRun(EpisodeRun):
 
     def _text_ids(self, request: ChatRequest) -> list[int] | None:
         """Return the ids of a text to continue, None for messages. Raises ApiError."""
-        prompt, bridge = request.prompt, self.settings.bridge
+        prompt = request.prompt
+        bridge = self.settings.bridge
         if prompt is None:
             return None
         if bridge.has_images:
@@ -140,7 +144,9 @@ class ProgramRun(EpisodeRun):
 
     def _begun(self, request: ChatRequest, ids: list[int] | None) -> Conversation:
         """Return a new conversation. Raises ApiError for messages without a valid prompt."""
-        bridge, limit, given = self.settings.bridge, self.settings.max_prompt_length, ""
+        bridge = self.settings.bridge
+        limit = self.settings.max_prompt_length
+        length = f"{len(ids or ())} tokens"
         if ids is None:
             try:
                 rendered = bridge.render(request.messages, request.tools)
@@ -148,11 +154,12 @@ class ProgramRun(EpisodeRun):
                     raise ApiError(400, "the chat template does not write tools", param="tools")
             except ConfigError as error:
                 raise ApiError(400, str(error), param="messages") from None
-            given = f"{len(rendered)} characters"
-            ids = None if bridge.is_longer(rendered, limit) else bridge.encode(rendered)
+            length = f"{len(rendered)} characters"
+            if not bridge.is_longer(rendered, limit):
+                ids = bridge.encode(rendered)
+                length = f"{len(ids)} tokens"
         if ids is None or len(ids) > limit:
-            given = given if ids is None else f"{len(ids)} tokens"
-            text = f"the prompt has {given}, more than data.max_prompt_length={limit} tokens"
+            text = f"the prompt has {length}, more than data.max_prompt_length={limit} tokens"
             raise ApiError(400, text, _TOO_LONG)
         return Conversation(Tokens(ids), [], request.tools)
 
@@ -162,10 +169,11 @@ class ProgramRun(EpisodeRun):
         """Return what a request adds: messages, and ids after the last turn; None: too many."""
         is_new = conversation.completion is None
         if ids is not None:
-            own = [] if is_new else conversation.ids
-            added = ids[len(own) :]
-            message = {"role": "user", "content": self._decode(added)}
-            return [message] if added else [], [] if is_new else added
+            added = ids if is_new else ids[len(conversation.ids) :]
+            messages: list[Message] = []
+            if added:
+                messages.append({"role": "user", "content": self._decode(added)})
+            return messages, [] if is_new else added
         fresh = request.messages[len(conversation.messages) :]
         texts = "".join(message["content"] for message in fresh)
         room = self.settings.max_response_length - len(conversation.tokens.response_ids)
@@ -197,7 +205,8 @@ class ProgramRun(EpisodeRun):
 
         Returns the turn, and the stop text of `request` that ended it.
         """
-        tokens, last = conversation.tokens, conversation.completion
+        tokens = conversation.tokens
+        last = conversation.completion
         context = Tokens(tokens.prompt_ids, tokens.response_ids + bridge).context()
         completion = await self.schedule.generate(
             Request(
@@ -206,7 +215,7 @@ class ProgramRun(EpisodeRun):
                 decoding=self.task.decoding,
                 max_tokens=(min(room, request.max_tokens or room),),
                 seeds=(turn_seed(self.task.seed, number),),
-                previous=None if last is None else last.key,
+                previous=last and last.key,
                 keep=True,
                 affinity=self.task.number,
                 num_top=request.num_top,
@@ -220,7 +229,8 @@ class ProgramRun(EpisodeRun):
         completion, stop = stopped(completion, request.stop, stops, self._decode)
         tokens.append_reply(bridge, conversation.num_turns - 1)
         tokens.append_turn(context, completion, conversation.num_turns)
-        conversation.completion, conversation.num_turns = completion, conversation.num_turns + 1
+        conversation.completion = completion
+        conversation.num_turns += 1
         return completion, stop
 
     def _log_probs(self, completion: Completion) -> tuple[LogProb, ...]:
@@ -254,8 +264,9 @@ class ProgramRun(EpisodeRun):
         seconds: float,
     ) -> ChatReply:
         """Return a turn as a reply, and keep it as part of its conversation."""
-        written = self._add_turn(completion, seconds)
-        text = written if stop is None else written[: written.index(stop)]
+        text = self._add_turn(completion, seconds)
+        if stop is not None:
+            text = text.partition(stop)[0]
         turn = Turn(text)
         if request.tools and request.may_call:
             turn = self.settings.parser.parse(text, request.tools, self._num_calls)

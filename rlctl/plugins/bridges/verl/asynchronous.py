@@ -16,10 +16,13 @@ from rlctl.errors import Problem
 from rlctl.recipes.role_table import ROLLOUT
 
 _ASYNC = "async_training"
-_THRESHOLD, _PARTIAL = f"{_ASYNC}.staleness_threshold", f"{_ASYNC}.partial_rollout"
-_SYNC_STEP, _BATCHES = f"{_ASYNC}.trigger_parameter_sync_step", f"{_ASYNC}.require_batches"
+_THRESHOLD = f"{_ASYNC}.staleness_threshold"
+_PARTIAL = f"{_ASYNC}.partial_rollout"
+_SYNC_STEP = f"{_ASYNC}.trigger_parameter_sync_step"
+_BATCHES = f"{_ASYNC}.require_batches"
 _TOTAL = "rollout.total_rollout_steps"
-_BATCH, _MINI = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
+_BATCH = "data.train_batch_size"
+_MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
 _PLACEMENT = "trainer.placement"
 _DEFAULT_THRESHOLD = 0.1  # verl's
 
@@ -55,14 +58,17 @@ class Combination:
         self.problems.append(Problem(message, self._get(key, None)[1], hint))
 
     def _add_engines(self, section: str) -> None:
-        """Give the engines a pool of their own. In verl, trainer.n_gpus_per_node excludes them."""
-        key, on_nodes = f"{section}.n_gpus_per_node", f"{section}.nnodes"
+        """Give the engines a separate pool. In verl, trainer.n_gpus_per_node excludes them."""
+        key = f"{section}.n_gpus_per_node"
+        on_nodes = f"{section}.nnodes"
         is_given = key in self.given
         nodes, _ = self._get(on_nodes, 1 if section == ROLLOUT.name and is_given else 0)
         engines, where = self._get(key, None)
-        all_nodes, trainers = self.look("trainer.nnodes"), self.look("trainer.n_gpus_per_node")
+        all_nodes = self.look("trainer.nnodes")
+        trainers = self.look("trainer.n_gpus_per_node")
         if not nodes:
-            self.unused |= {key: f"{on_nodes} is 0"} if is_given else {}
+            if is_given:
+                self.unused[key] = f"{on_nodes} is 0"
         elif engines is None:
             hint = f"{key}=NUMBER of GPUs per node for the rollout engines"
             self._refuse(f"{on_nodes}={nodes}, but {key} is not set", on_nodes, hint)
@@ -75,7 +81,8 @@ class Combination:
                 f"trainer.n_gpus_per_node and {key}",
             )
         else:
-            main, pools = self.look(f"{_PLACEMENT}.actor"), f"{_PLACEMENT}.pools"
+            main = self.look(f"{_PLACEMENT}.actor")
+            pools = f"{_PLACEMENT}.pools"
             pool = self.look(f"{_PLACEMENT}.rollout") or ROLLOUT.name
             counts = {f"{_PLACEMENT}.rollout": pool, f"{pools}.{pool}": engines}
             if trainers and isinstance(engines, int):
@@ -96,8 +103,10 @@ class Combination:
 
     def _add_batch(self) -> None:
         """Set prompts and number of steps: a step is what verl trains on between two syncs."""
-        (steps, where), (batches, _) = self._get(_SYNC_STEP, 4), self._get(_BATCHES, 1)
-        mini, chosen = self.look(_MINI), self.look(_BATCH)
+        steps, where = self._get(_SYNC_STEP, 4)
+        batches, _ = self._get(_BATCHES, 1)
+        mini = self.look(_MINI)
+        chosen = self.look(_BATCH)
         if not all(isinstance(factor, int) for factor in (steps, batches, mini)):
             hint = f"set {_BATCH}, and remove {_SYNC_STEP} and {_BATCHES}"
             factors = f"{_SYNC_STEP}={steps}, {_BATCHES}={batches} and {_MINI}={mini}"

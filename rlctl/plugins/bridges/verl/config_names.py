@@ -12,7 +12,7 @@ _COMMANDS = {"evaluation": "rlctl eval RUN", "generation": "rlctl generate RUN P
 
 
 def is_verls_library(folder: str) -> bool:
-    """Return True for the folder or package of verl's own configuration files."""
+    """Return True for the folder or package of verl's configuration files."""
     return bool(re.search(r"verl[/.]trainer[/.]config/*\Z", folder))
 
 
@@ -23,33 +23,36 @@ def recipe_of(verb: str, folder: str | None, name: str | None) -> str:
     configuration of that name. Raises ConfigError for a configuration of a feature that rlctl
     lacks, and NotFoundError for an unknown name.
     """
-    own, other = ("sft", "ppo") if verb == "sft" else ("ppo", "sft")
-    stem = (name or f"{own}_trainer").removesuffix(".yaml")
+    trainer = "sft" if verb == "sft" else "ppo"
+    other = "ppo" if verb == "sft" else "sft"
+    stem = (name or f"{trainer}_trainer").removesuffix(".yaml")
     if folder is not None and not is_verls_library(folder):
         place = Path(folder.removeprefix("file://")).expanduser()
         for file in (place / f"{stem}.yaml", place / f"{stem}.yml"):
             if file.is_file():
                 return str(file)
-    bare, given = stem.rpartition("/")[2], f"--config-name={name}"
+    bare = stem.rpartition("/")[2]
+    given = f"--config-name={name}"
     known = tables.TRAINER_CONFIGURATIONS
     if bare in _COMMANDS:
         raise ConfigError(f"{given} is not for training", hint=f"`{_COMMANDS[bare]}`")
-    if bare in known[own] or (own == "ppo" and bare in tables.CONFIGURATIONS):
+    if bare in known[trainer] or (trainer == "ppo" and bare in tables.CONFIGURATIONS):
         return f"{verb}_trainer"
     absent = f"there is no {stem}.yaml in {folder}" if folder else "no --config-path is given"
     check_name(bare, f"{given}; {absent}")
     if bare in known[other]:
         raise ConfigError(f"{given} is a configuration of {other}", hint=f"`rlctl train {other}`")
-    names = ", ".join(known[own][:2])
+    names = ", ".join(known[trainer][:2])
     hint = f"verl's names here: {names}; others are read from a clone of verl: --config-path FOLDER"
     raise NotFoundError(Problem(f"no configuration {stem!r}: {absent}", hint=hint))
 
 
 def settings_of(name: str | None, recipe: str) -> list[str]:
     """Return the overrides of the base `recipe` with the values of verl's configuration `name`."""
+    if not recipe.endswith("_trainer"):  # a file of the user
+        return []
     stem = (name or "").removesuffix(".yaml").rpartition("/")[2]
-    is_base = recipe.endswith("_trainer")  # and not a file of the user
-    return list(tables.CONFIGURATIONS.get(stem, ())) if is_base else []
+    return list(tables.CONFIGURATIONS.get(stem, ()))
 
 
 def check_name(name: str, where: str) -> None:

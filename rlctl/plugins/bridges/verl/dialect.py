@@ -58,7 +58,7 @@ class Verl:
         return translated.kind == "dropped" or translated.feature is not None
 
     def is_library(self, folder: str) -> bool:
-        """Return True for the folder or package of verl's own configuration files."""
+        """Return True for the folder or package of verl's configuration files."""
         from rlctl.plugins.bridges.verl.config_names import is_verls_library
 
         return is_verls_library(folder)
@@ -78,7 +78,8 @@ class Verl:
 
     def explain(self, name: str) -> tuple[str, str, Mapping[str, str]] | None:
         """Return kind, explanation and facts of a key that is renamed, dropped or refused."""
-        found, kind = self.translate(name, "VALUE"), "key of verl"
+        found = self.translate(name, "VALUE")
+        kind = "key of verl"
         if found.key not in (None, name) and known_key(found.key):
             return kind, "It has another name here.", {"use": found.key}
         if found.kind == "refused":

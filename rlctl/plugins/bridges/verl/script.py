@@ -75,7 +75,7 @@ def import_script(path: Path) -> Imported:
     last = module.rpartition(".")[2]
     if verb == "ppo" and last not in PPO_MODULES:
         check_name(last, module)
-        raise ConfigError(f"{module} has a trainer of its own, which rlctl does not have")
+        raise ConfigError(f"{module} is a trainer that rlctl does not have")
     options, overrides = _options(args)
     if len(overrides) > _MOST_SETTINGS:
         raise ConfigError(
@@ -121,7 +121,8 @@ def _options(args: list[str]) -> tuple[dict[str, str], list[str]]:
     rest = iter(args)
     for word in rest:
         if option := re.match(r"(?:--config-(?=path|name)|-c)([pn])(?:ath|ame)?(?:=(.*))?\Z", word):
-            options[option[1]] = next(rest, "") if option[2] is None else option[2]
+            name, value = option.groups()
+            options[name] = next(rest, "") if value is None else value
         elif word in (">", ">>", "2>", "<"):
             next(rest, None)
         elif word.strip() and not re.match(r"\d?>|<", word):

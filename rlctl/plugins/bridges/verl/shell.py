@@ -67,7 +67,8 @@ class Shell:
             else:
                 word, at = self._word(self.text, at, _BREAKS)
                 words += _split(word)
-                words = [] if words in _KEYWORDS and ends == _ENDS else words
+                if words in _KEYWORDS and ends == _ENDS:
+                    words.clear()
         return words, at + 1
 
     def _assign(self, name: str, at: int, *, append: bool) -> int:
@@ -77,7 +78,9 @@ class Shell:
         else:
             word, at = self._word(self.text, at, _BREAKS)
             values = ["".join(_split(word))]
-        self._values[name] = [*(self._values.get(name, []) if append else []), *values]
+        if append:
+            values = [*self._values.get(name, []), *values]
+        self._values[name] = values
         return at
 
     def _word(self, text: str, at: int, ends: str, quoted: bool = False) -> tuple[str, int]:
@@ -85,7 +88,8 @@ class Shell:
         parts: list[str] = []
         while at < len(text) and (quoted or text[at] not in ends):
             if text[at] == '"':
-                quoted, at = not quoted, at + 1
+                quoted = not quoted
+                at += 1
             elif text[at] in "`$":
                 part, at = self._expansion(text, at)
                 parts.append(part)
@@ -99,23 +103,26 @@ class Shell:
         short = _SHORT.match(text, at)
         is_bracket = text.startswith(("$(", "${"), at)
         end = _closing(text, at + 1) if is_bracket or short is None else short.end()
-        given, result = text[at:end], None
+        given = text[at:end]
+        inner = given[2:-1] if given[1:2] == "{" else given[1:]
+        result = None
         if given.startswith("$(("):
             result = self._arithmetic(given[3:-2])
         elif given == "$":
             result = given
-        elif match := _VARIABLE.fullmatch(given[2:-1] if given[1] == "{" else given[1:]):
+        elif match := _VARIABLE.fullmatch(inner):
             result = self._variable(match[1], match[4], is_array=bool(match[2]))
             if match[3] == "=":
                 self._values[match[1]] = [result or ""]
         if result is None:
             self.unread.append(given)
-        return given if result is None else result, end
+            return given, end
+        return result, end
 
     def _variable(
         self, name: str, default: str | None = None, *, is_array: bool = False
     ) -> str | None:
-        """Return the value of a variable, or None; the script's own arguments are empty."""
+        """Return the value of a variable, or None; the arguments of the script are empty."""
         if name in ("@", "*"):
             return _BETWEEN
         values = self._values.get(name, [])
@@ -128,11 +135,13 @@ class Shell:
             raise _too_long(f"{message} are expanded")
         if default is not None and not any(values):
             return self._word(default, 0, "", quoted='"' not in default)[0]
+        if name not in self._values and (name.isdigit() or name in "#?"):
+            return None
         if name not in self._values:
-            return None if name.isdigit() or name in "#?" else f"${{oc.env:{name}}}"
+            return f"${{oc.env:{name}}}"
         if is_array:
             return _BETWEEN + _BETWEEN.join([*values, ""])
-        return values[0] if values else ""
+        return next(iter(values), "")
 
     def _arithmetic(self, text: str) -> str | None:
         """Return the value of a whole-number expression, or None."""
@@ -161,12 +170,15 @@ def _too_long(message: str) -> ConfigError:
 
 def _split(word: str) -> list[str]:
     """Return the words of an expansion: an array has one per value, or none."""
-    return [part for part in word.split(_BETWEEN) if part] if _BETWEEN in word else [word]
+    if _BETWEEN not in word:
+        return [word]
+    return [part for part in word.split(_BETWEEN) if part]
 
 
 def _closing(text: str, at: int) -> int:
     """Return the position after the bracket that closes the one at `at`."""
-    depth, closing = 0, {"(": ")", "{": "}"}[text[at]]
+    depth = 0
+    closing = {"(": ")", "{": "}"}[text[at]]
     for position in range(at, len(text)):
         depth += (text[position] == text[at]) - (text[position] == closing)
         if not depth:

@@ -38,9 +38,11 @@ class Rule:
 
     def accepts(self, value: Any) -> bool:
         """Return True if the setting may be dropped. `1` is not `True` here, but `0` is `0.0`."""
-        return self.accept is None or any(
+        if self.accept is None or (value == "" and None in self.accept):
+            return True
+        return any(
             value == word and isinstance(value, bool) is isinstance(word, bool)
-            for word in (*self.accept, *([""] if None in self.accept else []))
+            for word in self.accept
         )
 
     def expected(self, container: dict[str, Any]) -> Any:
@@ -48,7 +50,9 @@ class Rule:
         values = [lookup(container, key) for key in self.equals.split(" + ")]
         if len(values) == 1:
             return values[0]
-        return sum(values) if all(isinstance(value, int) for value in values) else None
+        if all(isinstance(value, int) for value in values):
+            return sum(values)
+        return None
 
     def agrees(self, given: Any, container: dict[str, Any]) -> bool:
         """Return True if the value `given` asks for what `container` has."""

@@ -52,7 +52,9 @@ def translate(key: str, value: Any, *, sft: bool = False) -> VerlTranslation:
             word = here[value]
     if (moved, word) == (key, value):
         return VerlTranslation(key, value)
-    text = f"{key} is now {moved}" if word == value else f"{given} is now {moved}={word}"
+    text = f"{key} is now {moved}"
+    if word != value:
+        text = f"{given} is now {moved}={word}"
     return VerlTranslation(moved, word, "renamed", text, flat=flat)
 
 
@@ -66,8 +68,9 @@ def aliases(key: str) -> list[str]:
 def _aliases(key: str, pattern: str, new: str) -> Iterator[str]:
     """Yield the names that `pattern` renames to `key`."""
     for old in alternatives(pattern):
-        match = compiled(pattern).match(old)
-        target = match.expand(new) if match else ""
+        if (match := compiled(pattern).match(old)) is None:
+            continue
+        target = match.expand(new)
         if target == key:
             yield old
         elif target.endswith("*") and key.startswith(head := target[:-1]):
@@ -84,10 +87,14 @@ def _matches(pattern: str, *names: str) -> bool:
 def _moved(key: str, sft: bool) -> tuple[str, bool]:
     """Return the present name of a key, and True for a setting of a plug-in."""
     flat = False
-    for table in (tables.SFT_RENAMED if sft else [], tables.PLUGIN_SETTINGS, tables.RENAMED):
+    renaming = [tables.PLUGIN_SETTINGS, tables.RENAMED]
+    if sft:
+        renaming.insert(0, tables.SFT_RENAMED)
+    for table in renaming:
         for pattern, new in table:
             if match := compiled(pattern).match(key):
-                key, flat = match.expand(new), flat or table is tables.PLUGIN_SETTINGS
+                key = match.expand(new)
+                flat = flat or table is tables.PLUGIN_SETTINGS
                 break
     return key, flat
 
@@ -95,9 +102,9 @@ def _moved(key: str, sft: bool) -> tuple[str, bool]:
 @cache
 def _rules(key: str, moved: str, sft: bool) -> list[Rule]:
     """Return the rules of a key; only those with words also match its name in verl."""
+    known = [rule for rule in tables.RULES if sft or not rule.extends]
     return [
         rule
-        for rule in tables.RULES
-        if (sft or not rule.extends)
-        and _matches(rule.keys, moved, *([key] if rule.words is not None else []))
+        for rule in known
+        if _matches(rule.keys, moved) or (rule.words is not None and _matches(rule.keys, key))
     ]

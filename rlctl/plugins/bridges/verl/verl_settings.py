@@ -44,8 +44,9 @@ class VerlSetting:
     @property
     def text(self) -> str:
         """The reason or the new name; of a refused setting without a feature, the whole problem."""
-        is_whole = self.kind == "refused" and self.result.feature is None
-        return f"{self.problem}" if is_whole else self.result.text
+        if self.kind == "refused" and self.result.feature is None:
+            return str(self.problem)
+        return self.result.text
 
     @property
     def given(self) -> str:
@@ -117,7 +118,9 @@ class VerlSettings:
             if setting.value and str(setting.result.key).startswith("data.reader_params.")
         )
         readers = [(reader, setting.where) for reader, setting in found if reader]
-        return {"data.reader": readers[-1]} if readers and not is_set("data.reader") else {}
+        if not readers or is_set("data.reader"):
+            return {}
+        return {"data.reader": readers[-1]}
 
     def add_unused(self, key: str, value: Any, where: str, reason: str) -> None:
         """Record a setting that has no effect, such as one of a plug-in that is not selected."""
@@ -137,7 +140,9 @@ class VerlSettings:
                 problems.append(setting.problem)
         problems += self._combined
         for feature, (first, *others) in missing.items():
-            asked = f"{first.given} and {len(others)} more" if others else first.given
+            asked = first.given
+            if others:
+                asked += f" and {len(others)} more"
             message = f"{feature.sentence} (given: {asked})"
             problems.append(Problem(message, first.where, feature.hint, code=_CODE))
         for setting in self.found:
@@ -156,7 +161,9 @@ class VerlSettings:
         is_selected = f"algorithm.name={name}" == _ALGORITHM
         if given.get(f"{_SECTION}.enabled") is not True:
             refused = {setting.key: setting for setting in settings if setting.kind == "refused"}
-            for setting in () if is_selected else refused.values():
+            if is_selected:
+                return
+            for setting in refused.values():
                 self.add_unused(setting.key, setting.value, setting.where, "distillation is off")
             return
         where = settings[0].where
@@ -185,14 +192,11 @@ class VerlSettings:
         for setting in self.found:
             if setting.kind == "dropped":
                 dropped.setdefault(setting.text, {})[setting.given] = None
-        return [
-            *dict.fromkeys(renamed),
-            *(
-                f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} dropped: {reason}"
-                for reason, given in dropped.items()
-            ),
-            *self._meant,
-        ]
+        lines = list(dict.fromkeys(renamed))
+        for reason, given in dropped.items():
+            verb = "is" if len(given) == 1 else "are"
+            lines.append(f"{', '.join(given)} {verb} dropped: {reason}")
+        return [*lines, *self._meant]
 
     def settings(self) -> list[Foreign]:
         """Return the recorded settings."""

@@ -47,8 +47,9 @@ class Access:
 
         @web.middleware
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-            refused = self._refused(request)
-            return refused if refused is not None else await handler(request)
+            if (refused := self._refused(request)) is not None:
+                return refused
+            return await handler(request)
 
         return check
 
@@ -65,7 +66,7 @@ class Access:
             if self.read_only:
                 return _refusal(403, "this board is read-only")
             if not self._is_own_page(request):
-                return _refusal(403, "the request does not come from the board's own page")
+                return _refusal(403, "the request does not come from the board's page")
         return None
 
     def _knows(self, given: str) -> bool:
@@ -73,10 +74,11 @@ class Access:
 
         Another name may be that of a foreign page which resolves to this address (DNS rebinding).
         """
-        name = given.rpartition(":")[0] if _has_port(given) else given
-        name = name.strip("[]").lower()
-        own = {"localhost", self.host.lower(), socket.gethostname().lower()}
-        return name in own or _is_address(name)
+        if _has_port(given):
+            given = given.rpartition(":")[0]
+        name = given.strip("[]").lower()
+        known = {"localhost", self.host.lower(), socket.gethostname().lower()}
+        return name in known or _is_address(name)
 
     def _has_token(self, request: web.Request) -> bool:
         kind, _, word = request.headers.get("Authorization", "").partition(" ")

@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ConflictError, NotFoundError, UsageError
+from rlctl.plugins.console.detached import start_detached
 from rlctl.plugins.console.label_changes import change_tags, set_note
 from rlctl.redaction import redact
 from rlctl.runs.ownership import Place, own_folder
@@ -39,7 +41,9 @@ class Job:
 
     def state(self) -> dict[str, Any]:
         """Return the exit code, None while the command runs, and its last lines of output."""
-        text = self.log.read_text(errors="replace", encoding="utf-8") if self.log.is_file() else ""
+        text = ""
+        with suppress(FileNotFoundError):
+            text = self.log.read_text(errors="replace", encoding="utf-8")
         lines = [redact(visible(line)) for line in text.splitlines()[-_TAIL:]]
         fields = {"job": self.number, "action": self.action, "run": self.run}
         return fields | {"exit_code": self.process.poll(), "lines": lines}
@@ -97,16 +101,12 @@ class Actions:
             number = next(self._numbers)
             name = f"{action}-{time.strftime('%y%m%d-%H%M%S')}-{number}.log"
             log = own_subfolder(run.path, FOLDER) / name
-            given = own_folder(Place.of(run.record.id, run.path)) if run.record else None
+            cwd = run.record and own_folder(Place.of(run.record.id, run.path))
+            if cwd is not None and not os.path.isdir(cwd):
+                cwd = None
             with open(log, "xb") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "rlctl", *words],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    cwd=given if given is not None and os.path.isdir(given) else None,
-                    start_new_session=True,
-                )
+                command = [sys.executable, "-P", "-m", "rlctl", *words]
+                process = start_detached(command, output, cwd)
             self.jobs[number] = Job(number, action, run.key, process, log)
         return {"message": f"rlctl {words[0]} {run.name} started", "job": number}
 

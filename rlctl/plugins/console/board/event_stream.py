@@ -86,5 +86,8 @@ class ListChanges:
         self.version = version
 
     def __call__(self) -> list[dict[str, Any]]:
-        before, self.version = self.version, self.views.listing.read()
-        return [{"version": self.version}] if self.version != before else []
+        before = self.version
+        self.version = self.views.listing.read()
+        if self.version == before:
+            return []
+        return [{"version": self.version}]

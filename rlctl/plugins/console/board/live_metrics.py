@@ -42,11 +42,12 @@ class LiveMetrics:
             after = self._position.num_bytes_after(self.path)
             if after is None or not self.epoch:
                 self.epoch = next(_EPOCHS)
-                self.table, self._position = MetricTable.join([]), Position()
+                self.table = MetricTable.join([])
+                self._position = Position()
             if after != 0:
                 # Broken lines are named by the summary.
                 new = MetricTable.read(self.path, lambda *_: None, self._position)
-                self.table = MetricTable.join([self.table, new]) if self.num_rows else new
+                self.table = MetricTable.join([self.table, new])
         return self.table
 
     def since(self, epoch: int, number: int) -> dict[str, Any] | None:

@@ -42,8 +42,7 @@ def page_of_samples(run: Run, query: SampleQuery, other: Run | None) -> dict[str
         pairs = list(zip(found, partners(found, others), strict=True))
     chosen = [pair for pair in pairs if _matches(pair, query)]
     shown = [
-        plain_sample(place, sample)
-        | {"beside": None if partner is None else plain_sample(place, partner)}
+        plain_sample(place, sample) | {"beside": partner and plain_sample(place, partner)}
         for place, (sample, partner) in enumerate(
             chosen[query.offset : query.offset + PAGE], query.offset
         )
@@ -58,8 +57,9 @@ def page_of_samples(run: Run, query: SampleQuery, other: Run | None) -> dict[str
 
 
 def _samples_beside(run: Run, step: int | None, same: int) -> tuple[int, list[Sample]]:
-    steps = details.generation_steps(run.path)
-    return details.samples(run, same if step is None and same in steps else step, None)
+    if step is None and same in details.generation_steps(run.path):
+        step = same
+    return details.samples(run, step, None)
 
 
 def partners(samples: Sequence[Sample], others: Sequence[Sample]) -> list[Sample | None]:
@@ -86,7 +86,6 @@ def _matches(pair: tuple[Sample, Sample | None], query: SampleQuery) -> bool:
         by_verdict = partner is not None and partner.right != sample.right
     else:
         by_verdict = not query.verdict or sample.right == (query.verdict == "right")
-    texts = [sample] if partner is None else [sample, partner]
-    return by_verdict and (
-        not query.text or any(details.contains(each, query.text) for each in texts)
-    )
+    if not query.text or not by_verdict:
+        return by_verdict
+    return any(details.contains(each, query.text) for each in pair if each is not None)

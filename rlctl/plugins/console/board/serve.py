@@ -38,8 +38,11 @@ class Listening:
         The default token is the user's, from a file, on loopback. At an address that others reach
         it is a new one, because they are given it.
         """
-        kept = stored_token() if self.token is None and is_loopback(self.host) else None
-        token = self.token if self.token is not None else kept or new_token()
+        token = self.token
+        if token is None and is_loopback(self.host):
+            token = stored_token()
+        if token is None:
+            token = new_token()
         if len(token) < SHORTEST:
             raise UsageError(
                 f"the token has {len(token)} characters, and others could guess it",
@@ -55,13 +58,12 @@ async def serve(root: Path, listening: Listening, open_page: bool, as_json: bool
     runner, port = await listen(make_app(views, access), listening.host, listening.port)
     reading = asyncio.create_task(_read_early(views))
     url = _url(listening.host, port, access.token)
+    place = str(root.resolve())
+    line = url
     if as_json:
-        fields = {"url": url, "port": port, "root": str(root.resolve()), "token": access.token}
-        line = json.dumps(fields)
-    else:
-        line = url
+        line = json.dumps({"url": url, "port": port, "root": place, "token": access.token})
     print(line, flush=True)
-    print(f"runs of {redact(str(root.resolve()))}; Ctrl-C ends the board", file=sys.stderr)
+    print(f"runs of {redact(place)}; Ctrl-C ends the board", file=sys.stderr)
     if open_page and _has_screen():
         # Other users see the command line of a browser: its address is good for one visit.
         await asyncio.to_thread(webbrowser.open, _url(listening.host, port, access.make_ticket()))
@@ -91,6 +93,9 @@ def _has_screen() -> bool:
 
 def _url(host: str, port: int, token: str | None) -> str:
     """Return the address for a browser; for all interfaces, with this machine's name."""
-    name = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
-    shown = f"[{name}]" if ":" in name else name
-    return f"http://{shown}:{port}/" + (f"?token={quote(token)}" if token else "")
+    if host in ("0.0.0.0", "::", ""):
+        host = socket.gethostname()
+    if ":" in host:
+        host = f"[{host}]"
+    address = f"http://{host}:{port}/"
+    return f"{address}?token={quote(token)}" if token else address

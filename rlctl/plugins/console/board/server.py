@@ -97,8 +97,8 @@ class Pages:
     def __init__(self, settings: Mapping[str, str | bool]) -> None:
         # `</script>` cannot occur: the values are a token of base64 and flags.
         self.settings = json.dumps(settings)
-        own = {name: part(name) for name in (*_SCRIPTS, "page.css")}
-        self.files = own | {"plotly.js": plotly()}
+        self.files = {name: part(name) for name in (*_SCRIPTS, "page.css")}
+        self.files["plotly.js"] = plotly()
         text = "".join([__version__, *self.files.values()])
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -125,18 +125,17 @@ class Pages:
         text = self.files.get(name)
         if text is None:
             raise web.HTTPNotFound
-        return web.Response(
-            text=text,
-            content_type=_TYPES[name.rpartition(".")[2]],
-            headers=_KEPT,
-        )
+        kind = _TYPES[name.rpartition(".")[2]]
+        return web.Response(text=text, content_type=kind, headers=_KEPT)
 
 
 class _Board:
     """Request handlers; files are read in threads."""
 
     def __init__(self, views: Views, actions: Actions, pages: Pages) -> None:
-        self.views, self.actions, self.pages = views, actions, pages
+        self.views = views
+        self.actions = actions
+        self.pages = pages
         self._reading: set[asyncio.Task[None]] = set()
 
     async def page(self, request: web.Request) -> web.Response:
@@ -199,7 +198,8 @@ class _Board:
         return await _json(self.views.samples, _run(request), query)
 
     async def tokens(self, request: web.Request) -> web.Response:
-        step, by = _number(request, "step"), request.query.get("by", "")
+        step = _number(request, "step")
+        by = request.query.get("by", "")
         text = await asyncio.to_thread(lambda: tokens(self.views.run(_run(request)), step, by))
         return web.Response(text=text, content_type="text/html")
 
@@ -232,10 +232,10 @@ class _Board:
     async def stream(self, request: web.Request) -> web.StreamResponse:
         keys = request.query.getall("run", [])
         if not keys:
-            return await send_events(
-                request, ListChanges(self.views, _number(request, "version", 0))
-            )
-        epochs, rows = request.query.getall("epoch", []), request.query.getall("rows", [])
+            version = _number(request, "version", 0)
+            return await send_events(request, ListChanges(self.views, version))
+        epochs = request.query.getall("epoch", [])
+        rows = request.query.getall("rows", [])
         try:
             places = [(int(a), int(b)) for a, b in zip(epochs, rows, strict=True)]
             shown = dict(zip(keys, places, strict=True))

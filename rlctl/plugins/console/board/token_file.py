@@ -8,6 +8,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from rlctl.runs.ownership import state_folder
+
 SHORTEST = 16  # characters
 _LONGEST = 200
 
@@ -19,8 +21,7 @@ def new_token() -> str:
 
 def token_file() -> Path:
     """Return the file; it need not exist. Raises RuntimeError without a home folder."""
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "rlctl" / "board-token"
+    return state_folder() / "board-token"
 
 
 def stored_token() -> str | None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import os
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +15,7 @@ import psutil
 
 from rlctl.errors import NotFoundError, RlctlError, UsageError
 from rlctl.monitoring.run_summary import LOSS, REWARD, validation_metric
+from rlctl.plugins.console import nvidia_smi
 from rlctl.plugins.console.board.live_metrics import MetricsCache
 from rlctl.plugins.console.board.sample_pages import SampleQuery, page_of_samples
 from rlctl.plugins.console.report.content import (
@@ -86,7 +84,8 @@ class Listing:
         stamps = (stamp(f"{run.path}/{METRICS_FILE}") for run in runs if run.state in ACTIVE)
         seen = hash((tuple((run.key, run.state, run.labels) for run in runs), *stamps))
         if seen != self._seen or not self.version:
-            self._runs, self._seen = runs, seen
+            self._runs = runs
+            self._seen = seen
             self.version += 1
 
 
@@ -120,10 +119,14 @@ class Views:
         page = query.page([replace(run) for run in every], offset)  # which forget their metrics
         rows = page.as_json()
         for row, run in zip(rows, page.runs, strict=True):
-            curves, metrics = run.metrics.curves, run.metrics.metrics
+            curves = run.metrics.curves
+            metrics = run.metrics.metrics
             name = next((name for name in (*REWARD, row["metric"], *LOSS) if name in curves), None)
             row |= {"key": run.key, "took": run.seconds, "curve_of": name, **setting_texts(run)}
-            row |= {"curve": curves[name], "now": metrics[name][_LAST]} if name else {"curve": []}
+            row["curve"] = []
+            if name is not None:
+                row["curve"] = curves[name]
+                row["now"] = metrics[name][_LAST]
         return {
             "runs": rows,
             "matching": offset + len(page.runs) + page.hidden,
@@ -269,17 +272,8 @@ def _is_main(name: str) -> bool:
 
 def _gpu_bytes() -> dict[int, int]:
     """Return the bytes of GPU memory of each process; empty without NVIDIA's tool."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return {}
-    query = ["--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run([program, *query], capture_output=True, text=True, timeout=_SMI_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
     used: dict[int, int] = {}
-    for row in csv.reader(done.stdout.splitlines()):
-        pid, *mib = (cell.strip() for cell in row)
+    for pid, *mib in nvidia_smi.query("compute-apps=pid,used_gpu_memory", _SMI_S):
         if pid.isdigit() and mib and mib[0].isdigit():  # else "[N/A]"
             used[int(pid)] = used.get(int(pid), 0) + int(mib[0]) * 2**20
     return used
@@ -291,8 +285,9 @@ def _rank(pid: int, folder: Path) -> str | None:
         log = Path(os.readlink(f"/proc/{pid}/fd/1"))
     except OSError:
         return None
-    own = log.suffix == ".log" and log.is_relative_to(folder.resolve() / "attempts")
-    return log.stem if own else None
+    if log.suffix == ".log" and log.is_relative_to(folder.resolve() / "attempts"):
+        return log.stem
+    return None
 
 
 def _use(pid: int, name: str, gpu_bytes: int | None) -> dict[str, Any] | None:
@@ -300,7 +295,8 @@ def _use(pid: int, name: str, gpu_bytes: int | None) -> dict[str, Any] | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            times, memory = process.cpu_times(), process.memory_info().rss
+            times = process.cpu_times()
+            memory = process.memory_info().rss
             return {
                 "pid": pid,
                 "name": name,

@@ -98,7 +98,8 @@ def compare(
     from rlctl.runs.store import RunStore
     from rlctl.sweeps.selection import find_compared, whole_sweep
 
-    store, as_json = RunStore(root), as_json or form == "json"
+    store = RunStore(root)
+    as_json = as_json or form == "json"
     if group_by is not None:
         print_groups(store, runs, group_by, metrics or [], form, as_json)
         return
@@ -108,12 +109,10 @@ def compare(
     found = find_compared(store, runs)
     comparison = api.compare(found, changed=changed)
     for name in metrics or []:
+        if name not in comparison.curves and changed:
+            raise NotFoundError(f"no metric {name!r} differs between the runs")
         if name not in comparison.curves:
-            raise NotFoundError(
-                f"no metric {name!r} differs between the runs"
-                if changed
-                else f"no run has a metric {name!r}"
-            )
+            raise NotFoundError(f"no run has a metric {name!r}")
     if as_json:
         print_json({**comparison.as_json(), "fields": _fields(found)})
     elif metrics:
@@ -148,8 +147,10 @@ def print_groups(
 
     found: list[Run] = []
     for name in names:
-        sweep = whole_sweep(store, name)
-        found += runs_of(sweep) if sweep is not None else find_compared(store, [name])
+        if (sweep := whole_sweep(store, name)) is not None:
+            found += runs_of(sweep)
+        else:
+            found += find_compared(store, [name])
     grouped = GroupedRuns.of(list({run.path: run for run in found}.values()), key, metrics)
     if as_json:
         print_json(grouped.as_json())
@@ -157,11 +158,14 @@ def print_groups(
     columns = ["metric", key, "n", "mean", "95 % interval", "min", "max"]
     _print(table(columns, grouped.rows(), right=columns[2:]), form)
     for pairs in grouped.pairs():
-        difference, (first, second) = pairs.differences, pairs.groups
-        half, p = difference.half, difference.p_value()
+        difference = pairs.differences
+        first, second = pairs.groups
+        half = difference.half
+        p = difference.p_value()
         if half is None or p is None:  # of one pair
             continue
-        low, high = difference.mean - half, difference.mean + half
+        low = difference.mean - half
+        high = difference.mean + half
         notice(
             f"{pairs.metric}: {second} − {first} is {difference.mean:.4g}, 95 % interval "
             f"{low:.4g} to {high:.4g}, p = {p:.3g} (paired t-test, "
@@ -174,7 +178,8 @@ _WITH_BEST = ("val-core/", "critic/score", "train/loss")
 
 def print_comparison(comparison: Comparison, changed: bool, form: Form) -> None:
     """Print the settings and the most important metrics; `changed`: only differences were kept."""
-    names, seeds = _names(comparison), _differ_in_seeds(comparison)
+    names = _names(comparison)
+    seeds = _differ_in_seeds(comparison)
     if comparison.settings:
         rows = [[key, *map(short, row)] for key, row in comparison.settings.items()]
         _print(table(["setting", *names], rows), form)
@@ -187,7 +192,9 @@ def print_comparison(comparison: Comparison, changed: bool, form: Form) -> None:
     if rows:
         if comparison.settings:
             stdout().print()
-        columns = [*names, *(["mean", "std"] if seeds else [])]
+        columns = [*names]
+        if seeds:
+            columns += ["mean", "std"]
         _print(table(["metric", "", "step", *columns], rows, right=["step", *columns]), form)
     hidden = len(comparison.metrics) - len(shown)
     if hidden:
@@ -196,7 +203,8 @@ def print_comparison(comparison: Comparison, changed: bool, form: Form) -> None:
 
 def print_curves(comparison: Comparison, metrics: Sequence[str], form: Form) -> None:
     """Print one table per metric, with a row per step."""
-    names, figure = _names(comparison), _exact if form == "csv" else _rounded
+    names = _names(comparison)
+    figure = _exact if form == "csv" else _rounded
     for metric in metrics:
         rows = [
             [str(step), *(figure(metric, value) for value in values)]
@@ -222,11 +230,11 @@ def _metric_rows(
     if list(row.last) != list(row.at):
         rows.append(["", "at the end", "", *_figures(metric, row.last, seeds, figure)])
     if metric.startswith(_WITH_BEST):
-        steps = ["" if step is None else f" @{step}" for step in row.best_step]
-        best = [figure(metric, value) for value in row.best]
-        shown = list(map("".join, zip(best, steps, strict=True)))
-        spread = _figures(metric, row.best, seeds, figure)[len(shown) :]
-        rows.append(["", "best", "", *shown, *spread])
+        best = _figures(metric, row.best, seeds, figure)
+        for place, step in enumerate(row.best_step):
+            if step is not None:
+                best[place] += f" @{step}"
+        rows.append(["", "best", "", *best])
     return rows
 
 
@@ -235,8 +243,9 @@ def _figures(metric: str, values: Sequence[float | None], seeds: bool, figure: F
     shown = [figure(metric, value) for value in values]
     known = [value for value in values if value is not None]
     if seeds:
-        spread = [mean(known), stdev(known)] if len(known) > 1 else [None, None]
-        shown += [figure(metric, value) for value in spread]
+        has_spread = len(known) > 1
+        shown.append(figure(metric, mean(known) if has_spread else None))
+        shown.append(figure(metric, stdev(known) if has_spread else None))
     return shown
 
 
@@ -261,5 +270,6 @@ def _print(built: Table, form: Form) -> None:
 def _names(comparison: Comparison) -> list[str]:
     """Return the names of the runs, with their projects if two runs share a name."""
     short_names = [run.partition("/")[2] for run in comparison.runs]
-    unique = len(set(short_names)) == len(short_names)
-    return short_names if unique else list(comparison.runs)
+    if len(set(short_names)) < len(short_names):
+        return list(comparison.runs)
+    return short_names

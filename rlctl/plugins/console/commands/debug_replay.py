@@ -84,4 +84,6 @@ def _first(facts: dict[str, Any] | None) -> str:
 
 
 def _cell(value: Any) -> str:
-    return "-" if value is None else value if isinstance(value, str) else f"{value:.4g}"
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:.4g}"

@@ -64,7 +64,7 @@ def doctor_bug_report(
     store = RunStore(root)
     chosen = store.find(run) if run is not None else None
     checks = [dataclasses.asdict(check) for check in examine(store.root)]
-    target = file.expanduser() if file is not None else Path(default_name())
+    target = (file or Path(default_name())).expanduser()
     _print_contents(target, write_bug_report(target, checks, chosen), as_json)
     return True
 

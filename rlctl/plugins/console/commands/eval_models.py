@@ -76,15 +76,16 @@ def eval_models(
     answers = [evaluate(config).samples for config in configs]
     paired_scores.check_rows(targets, answers)
     found = [
-        paired_scores.figures(own, config.actor_rollout_ref.rollout.val_kwargs.n)
-        for own, config in zip(answers, configs, strict=True)
+        paired_scores.figures(responses, config.actor_rollout_ref.rollout.val_kwargs.n)
+        for responses, config in zip(answers, configs, strict=True)
     ]
     rows = list(paired_scores.rows(targets, found))
     if as_json:
         print_json(rows)
         return True
     columns = ["model", "metric", "mean", "95 % interval", "prompts", "better : worse", "p"]
-    columns = columns[: None if others else 5]
+    if not others:
+        columns = columns[:5]
     lines = [paired_scores.shown(row)[: len(columns)] for row in rows]
     print_table(columns, lines, right=columns[2:])
     return True

@@ -55,7 +55,7 @@ TaskDir = Annotated[
     typer.Option(
         "--task-dir",
         metavar="DIR",
-        help="Folder with tasks of your own, one YAML file each.",
+        help="Folder with your tasks, one YAML file each.",
         rich_help_panel=_BENCHMARKS,
     ),
 ]

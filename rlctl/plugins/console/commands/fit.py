@@ -29,6 +29,7 @@ app = typer.Typer()
 
 _MODEL = "actor_rollout_ref.model.path"
 _RETRIES = 3
+_GIB = 2**30
 _EXAMPLES = """
 Examples:
 
@@ -99,11 +100,14 @@ def fit(
     Prints the overrides to paste. Exits with code 7 if nothing fits.
     """
     announce("reading the model's configuration")
-    words = [*([verb] if "=" in verb else []), *(overrides or [])]
-    verb = "ppo" if "=" in verb else verb
-    composed, command = (
-        _of_run(run, words, root) if run is not None else _of_recipe(verb, words, model, recipe)
-    )
+    words = list(overrides or [])
+    if "=" in verb:
+        words.insert(0, verb)
+        verb = "ppo"
+    if run is not None:
+        composed, command = _of_run(run, words, root)
+    else:
+        composed, command = _of_recipe(verb, words, model, recipe)
     from rlctl.plugins.console.fit.fit_search import Search
     from rlctl.plugins.console.fit.fits import meshes
     from rlctl.runtime.data import quickstart
@@ -170,7 +174,10 @@ def _of_recipe(
     # The search reads no data, and a recipe without data cannot be composed.
     needs_data = not any(word.startswith("data.train_files=") for word in given)
     data = ["data.train_files=[quickstart]"] if needs_data and source.endswith("_trainer") else []
-    command = ["rlctl", "train", verb, *(["--recipe", recipe] if recipe else []), *given]
+    command = ["rlctl", "train", verb]
+    if recipe:
+        command += ["--recipe", recipe]
+    command += given
     composed = compose(source, [*data, *given])
     check_algorithm(verb, recipe, composed)
     return composed, command
@@ -215,13 +222,14 @@ def _check_present(search: Search, chosen: Fit) -> None:
     """Raise ResourceError where this machine does not have the devices of a trial."""
     import torch
 
-    cuda, wanted = search.device.kind == "cuda", chosen.mesh.devices
-    found = torch.cuda.device_count() if cuda else 1
+    wanted = chosen.mesh.devices
+    found = torch.cuda.device_count() if search.device.kind == "cuda" else 1
     if wanted > found:
-        raise ResourceError(
-            f"a trial needs {wanted} devices ({search.device.name}), and this machine has {found}",
-            hint="leave out --try for the estimate" + (f", or --devices {found}" if found else ""),
-        )
+        hint = "leave out --try for the estimate"
+        if found:
+            hint += f", or --devices {found}"
+        message = f"a trial needs {wanted} devices ({search.device.name})"
+        raise ResourceError(f"{message}, and this machine has {found}", hint=hint)
 
 
 def _nothing_fits(search: Search, fits: list[Fit], device: str) -> ResourceError:
@@ -229,18 +237,15 @@ def _nothing_fits(search: Search, fits: list[Fit], device: str) -> ResourceError
     last = fits[-1]
     if last.reason:
         return ResourceError(last.reason, hint="see `rlctl train … --dry-run`")
-    proposed = search.propose(last.mesh)
+    hint = "more --devices or --nodes, a larger --device, a smaller model or shorter responses"
+    if proposed := search.propose(last.mesh):
+        hint = f"fits, but trains otherwise: {proposed}"
     return ResourceError(
-        f"nothing fits: a row of {search.longest:,} tokens needs {last.peak / 2**30:.1f} GiB on "
-        f"each of {last.mesh.devices} devices ({device}), and {search.usable / 2**30:.1f} GiB are "
+        f"nothing fits: a row of {search.longest:,} tokens needs {last.peak / _GIB:.1f} GiB on "
+        f"each of {last.mesh.devices} devices ({device}), and {search.usable / _GIB:.1f} GiB are "
         "usable",
-        hint=f"fits, but trains otherwise: {proposed}"
-        if proposed
-        else "more --devices or --nodes, a larger --device, a smaller model or shorter responses",
+        hint=hint,
     )
-
-
-_GIB = 2**30
 
 
 def show_fits(
@@ -248,18 +253,15 @@ def show_fits(
 ) -> None:
     """Print a row per mesh, and the command with the overrides of the chosen one."""
     columns = ["devices", "nodes", "saving memory", "rows", "tokens", "peak", "fits"]
-    rows = [
-        (
-            f"{fit.mesh.devices}",
-            f"{fit.mesh.nodes}",
-            fit.savings if fit.rows else "-",
-            f"{fit.rows:,}" if fit.rows else "-",
-            f"{fit.tokens:,}" if fit.rows else "-",
-            f"{fit.peak / _GIB:.1f} GiB" if fit.peak else "-",
-            "← cheapest" if fit is chosen else "yes" if fit.rows else fit.reason or "no",
-        )
-        for fit in fits
-    ]
+    rows: list[list[str]] = []
+    for fit in fits:
+        settings = ["-", "-", "-"]
+        verdict = fit.reason or "no"
+        if fit.rows:
+            settings = [fit.savings, f"{fit.rows:,}", f"{fit.tokens:,}"]
+            verdict = "← cheapest" if fit is chosen else "yes"
+        peak = f"{fit.peak / _GIB:.1f} GiB" if fit.peak else "-"
+        rows.append([str(fit.mesh.devices), str(fit.mesh.nodes), *settings, peak, verdict])
     print_table(columns, rows, right=columns[:2] + columns[3:6])
     stdout().print(
         f"\nestimated, per device; {usable / _GIB:.1f} GiB of {device} are used, the rest is left "

@@ -98,7 +98,7 @@ def from_runs(
     """
     from rlctl.api import open_run
     from rlctl.cli.startup import announce
-    from rlctl.plugins.console.run_samples import Responses
+    from rlctl.plugins.console.run_samples import Responses, counts
     from rlctl.runs.query import Query
 
     if margin and form != "pairs":
@@ -114,9 +114,8 @@ def from_runs(
     ]
     left_out = responses.left_out
     if not rows:
-        counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
         what = "pair" if form == "pairs" else "row"
-        raise NotFoundError(f"no {what} is left ({counts or 'no two scores differ'})")
+        raise NotFoundError(f"no {what} is left ({counts(left_out) or 'no two scores differ'})")
     _write(out, rows, by_row, left_out, as_json, form)
 
 
@@ -150,6 +149,7 @@ def _write(
 ) -> None:
     """Write the file, and print what it has."""
     from rlctl.data_prep.rows import write_rows
+    from rlctl.plugins.console.run_samples import counts
 
     write_rows(out, rows)
     if as_json:
@@ -159,7 +159,7 @@ def _write(
         return
     notice(f"{out}: {plural(len(rows), 'row')} of {plural(len(by_row), 'prompt')}")
     if left_out:
-        notice(f"left out: {', '.join(f'{count} {reason}' for reason, count in left_out.items())}")
+        notice(f"left out: {counts(left_out)}")
     notice(f"next: {_NEXT[form].format(file=out)}")
 
 

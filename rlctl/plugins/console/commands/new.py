@@ -1,4 +1,4 @@
-"""`rlctl new`: a recipe, a reward function and training data from a user's own records."""
+"""`rlctl new`: a recipe, a reward function and training data from a user's records."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def new(
         "answer_key": answer_key,
         "reward": reward,
         "model": model,
-        "devices": None if devices is None else str(devices),
+        "devices": devices and str(devices),
     }
     can_ask = sys.stdin.isatty() and sys.stderr.isatty()
     form = text_form(encoding, delimiter)
@@ -191,8 +191,9 @@ def new(
     entries = [
         row_entry(index, row, answers.tokenizer) for index, row in enumerate(rows.first(_NUM_SHOWN))
     ]
-    for entry in () if as_json else entries:
-        print_row(entry)
+    if not as_json:
+        for entry in entries:
+            print_row(entry)
     question = f"Write the recipe, the reward and the data to {project.folder}?"
     if can_ask and not yes and not typer.confirm(question, True, err=True):
         raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ from rlctl.plugins.console.queue.queue_file import Entry, Queue, others
 app = typer.Typer(help="Start runs as devices of this machine become free.", no_args_is_help=True)
 
 _SHOWN = 10  # ended entries without --all
+_COLUMNS = ("id", "state", "priority", "added", "began", "ended", "exit_code", "reason")
 Number = Annotated[int, typer.Argument(metavar="ID", help="Number of an entry in `ls`.")]
 _ADD = """
 Examples:
@@ -46,13 +46,15 @@ def add(
 ) -> None:
     """Check a command as its dry run does, and add it; it starts when its devices are free.
 
-    It runs in this folder, with the variables of this shell and in a session of its own, so it
-    continues after a logout. Options of `add` come before COMMAND.
+    It runs in this folder, with the variables of this shell and in a new session, so it continues
+    after a logout. Options of `add` come before COMMAND.
     """
     from rlctl.plugins.console.queue.orders import checked, context_of
 
     queue = Queue()
-    context = context_of(shlex.split(command[0]) if len(command) == 1 else command)
+    if len(command) == 1:
+        command = shlex.split(command[0])
+    context = context_of(command)
     as_json = as_json or bool(context.params.get("as_json"))  # --json at the end of the line
     announce("checking the command")
     entry = queue.add(checked(context).order(cores), priority)
@@ -73,7 +75,7 @@ def ls(
     ended = sorted((entry for entry in entries if entry.ended), key=lambda entry: entry.ended or "")
     shown = ended if every else ended[-_SHOWN:]
     for state in ("running", "waiting"):
-        shown = [*shown, *(entry for entry in entries if entry.state == state)]
+        shown += [entry for entry in entries if entry.state == state]
     rows = _rows(queue, shown)
     if as_json:
         print_json(rows)
@@ -157,7 +159,7 @@ def _wake(queue: Queue, entries: list[Entry]) -> None:
 
 def _rows(queue: Queue, entries: list[Entry]) -> list[dict[str, Any]]:
     """Return what `ls` shows of entries, with the reason why each waits."""
-    from rlctl.plugins.console.queue.worker import choose
+    from rlctl.plugins.console.queue.free_devices import choose
 
     waiting = queue.entries("waiting")
     choices = choose(waiting, queue.entries("running"))
@@ -166,11 +168,7 @@ def _rows(queue: Queue, entries: list[Entry]) -> list[dict[str, Any]]:
         reasons = dict.fromkeys(reasons, "the queue is paused")
     return [
         {
-            **{
-                key: value
-                for key, value in dataclasses.asdict(entry).items()
-                if key not in ("order", "process", "used", "restarts")
-            },
+            **{name: getattr(entry, name) for name in _COLUMNS},
             "run": entry.order.name,
             "path": entry.order.folder,
             "command": ["rlctl", *entry.order.words],

@@ -59,12 +59,18 @@ def report(
     from rlctl.sweeps.results import runs_of, search
     from rlctl.sweeps.sweep_record import SweepDir
 
+    folder = Path()
+    space = None
     first = find_run_or_sweep(runs[0], root) if len(runs) == 1 else None
-    sweep = first if isinstance(first, SweepDir) else None
-    found = runs_of(sweep) if sweep else distinct([open_run(name, root) for name in runs])
-    folder = sweep.path if sweep else found[0].path if len(found) == 1 else Path()
+    if isinstance(first, SweepDir):
+        found = runs_of(first)
+        space = search(first)
+    else:
+        found = distinct([open_run(name, root) for name in runs])
+    if first is not None or len(found) == 1:
+        folder = (first or found[0]).path
     target = output or folder / "report.html"
-    text = page(content(found, samples, search(sweep) if sweep else None))
+    text = page(content(found, samples, space))
     try:
         write_text(target, text)
     except OSError as error:

@@ -67,7 +67,7 @@ Examples:
 def import_run(
     file: _Archive,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the run here; by default its own.")
+        str | None, typer.Option("--name", help="Name of the run here; by default the same.")
     ] = None,
     max_gib: Annotated[
         float, typer.Option("--max-gib", min=0, help="Maximum size of the unpacked run, in GiB.")

@@ -13,6 +13,8 @@ from rlctl.cli.options import Json, Root, RunName, RunNames
 from rlctl.cli.stderr import notice
 from rlctl.monitoring.text import plural
 from rlctl.plugins.console.label_changes import change_tags, set_note
+from rlctl.runs.labels import Labels
+from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 
 app = typer.Typer()
@@ -40,9 +42,9 @@ def rm(
     for run in found:
         removed.append({"run": run.key, "path": trash.remove(run)})
         if not as_json:
-            own = run.path.absolute().parent.parent
-            other = "" if own == store.root.absolute() else f" --root {own}"
-            notice(f"removed {run.key}; `rlctl runs restore {run.name}{other}` restores it")
+            root_of_run = run.path.absolute().parent.parent
+            option = "" if root_of_run == store.root.absolute() else f" --root {root_of_run}"
+            notice(f"removed {run.key}; `rlctl runs restore {run.name}{option}` restores it")
     if as_json:
         print_json(removed)
 
@@ -132,10 +134,7 @@ def tag(
     """Add tags to a run or remove them, for `--where '"TAG" in tags'` and `@tag:TAG`."""
     found = RunStore(root).find(run)
     labels = change_tags(found.path, tags)
-    if as_json:
-        print_json({"name": found.name, **asdict(labels)})
-    else:
-        notice(f"{found.name}: {', '.join(labels.tags) or 'no tags'}")
+    _print_labels(found, labels, ", ".join(labels.tags) or "no tags", as_json)
 
 
 @app.command(epilog='Example: rlctl runs note @last "reward rose after the warm-up"')
@@ -147,8 +146,11 @@ def note(
 ) -> None:
     """Set the note of a run."""
     found = RunStore(root).find(run)
-    labels = set_note(found.path, text)
+    _print_labels(found, set_note(found.path, text), text or "no note", as_json)
+
+
+def _print_labels(run: Run, labels: Labels, text: str, as_json: bool) -> None:
     if as_json:
-        print_json({"name": found.name, **asdict(labels)})
+        print_json({"name": run.name, **asdict(labels)})
     else:
-        notice(f"{found.name}: {text or 'no note'}")
+        notice(f"{run.name}: {text}")

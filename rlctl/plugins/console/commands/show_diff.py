@@ -50,22 +50,29 @@ def show_diff(
     from rlctl.plugins.console.evidence_diff import Evidence, may_read, without_effect
 
     store = RunStore(root)
-    found, second = store.find(run), None if other is None else store.find(other)
+    found = store.find(run)
+    second = None
+    if other is not None:
+        second = store.find(other)
     evidence = Evidence.of(found)
     against = Evidence.present(found) if second is None else Evidence.of(second)
     compared = evidence.compared(against)
+    patch = compared["patch"]
     unread = without_effect(found, second, compared["settings"])
-    compares_files = second is not None or may_read(found)
+    compared["without_effect"] = unread
+    compares_files = True
+    if second is None:
+        compares_files = may_read(found)
+        compared["changes"] = patch = evidence.patch
+        compared["compares_files"] = compares_files
     if as_json or form == "json":
-        present = {"changes": evidence.patch, "compares_files": compares_files}
-        print_json(compared | {"without_effect": unread} | (present if second is None else {}))
+        print_json(compared)
         return True
     for key in unread:
         del compared["settings"][key]
     for section in ("settings", "environment"):
         if rows := [[key, *map(short, pair)] for key, pair in compared[section].items()]:
             print_table([section, evidence.name, against.name], rows)
-    patch = evidence.patch if other is None else compared["patch"]
     for text in filter(None, (patch, *compared["files"].values())):
         for line in text.splitlines():
             style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])

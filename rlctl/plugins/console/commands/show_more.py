@@ -91,24 +91,19 @@ def _show_advice(run: Run, as_json: bool) -> None:
         print_json(found)
         return
     first, last = found["steps"]
-    seconds, shares = found["seconds"], found["shares"]
+    seconds = found["seconds"]
+    shares = found["shares"]
     stdout().print(f"steps {first} to {last}: {seconds['step']:.3g} s per step")
     rows = [
         [name, f"{seconds[name]:.3g}", f"{shares[name]:.0%}"] for name in seconds if name in shares
     ]
     print_table(["phase", "seconds", "share"], rows, right=["seconds", "share"])
-    if found["slowest"] is not None:
-        name = found["slowest"]
+    if (name := found["slowest"]) is not None:
         stdout().print(f"\n{name} holds the run back: {shares[name]:.0%} of its time")
-    rows = [
-        [
-            hint["phase"],
-            hint["change"],
-            "unknown" if hint["gain"] is None else f"at most {hint['gain']:.0%}",
-            hint["why"],
-        ]
-        for hint in found["hints"]
-    ]
+    rows: list[list[str]] = []
+    for hint in found["hints"]:
+        gain = "unknown" if hint["gain"] is None else f"at most {hint['gain']:.0%}"
+        rows.append([hint["phase"], hint["change"], gain, hint["why"]])
     if rows:
         stdout().print()
         print_table(["phase", "change", "gain", "derived from"], rows)
@@ -127,7 +122,8 @@ def _show_components(run: Run, step: int | None, as_json: bool) -> None:
         if step is None or row["step"] <= step:
             history.add(row)
     opposed(history)
-    rising, falling = history.words["rising"], history.words["falling"]
+    rising = history.words["rising"]
+    falling = history.words["falling"]
     if not (rising and falling):
         raise NotFoundError(
             "this run has no two components of the reward that changed", where=str(run.path)
@@ -190,5 +186,7 @@ def _style(strength: float) -> Style:
     if abs(strength) < 0.05:
         return Style()
     faded = round(255 * (1 - abs(strength)))
-    colour = (faded, 255, faded) if strength > 0 else (255, faded, faded)
-    return Style(color="black", bgcolor=Color.from_rgb(*colour))
+    background = Color.from_rgb(255, faded, faded)
+    if strength > 0:
+        background = Color.from_rgb(faded, 255, faded)
+    return Style(color="black", bgcolor=background)

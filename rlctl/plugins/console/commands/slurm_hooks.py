@@ -14,7 +14,9 @@ from rlctl.cli.stderr import notice
 from rlctl.runs.store import RunStore
 from rlctl.terminal import visible
 
-watch_app, logs_app, stop_app = typer.Typer(), typer.Typer(), typer.Typer()
+watch_app = typer.Typer()
+logs_app = typer.Typer()
+stop_app = typer.Typer()
 
 
 @watch_app.command(help="")
@@ -40,9 +42,11 @@ def logs(run: RunName, follow: bool = False, root: Root = None) -> bool:
     for text in _output(job.output):
         sys.stdout.write(visible(text))
         sys.stdout.flush()
-        if not text and (not follow or job.state() is None):
-            return True
-        time.sleep(0 if text else 1)
+        if text:
+            continue
+        if not follow or job.state() is None:
+            break
+        time.sleep(1)
     return True
 
 

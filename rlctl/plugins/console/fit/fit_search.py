@@ -88,11 +88,13 @@ class Search:
         """
         found: list[Fit] = []
         enough = min(self._most_rows(mesh), max(1, ENOUGH // self.longest))
+        fsdp_sizes = [-1]
+        if mesh.nodes > 1:  # shards on all nodes cost less than copies to the host
+            fsdp_sizes = [mesh.per_node, -1]
         for num_cached in (_FEWEST_SEQUENCES, 1):
             for savings in _SAVINGS:
                 given = {"savings": savings.split(", "), **(extra or {})}
-                # Shards on all nodes cost less than copies to the host.
-                for fsdp_size in (mesh.per_node, -1) if mesh.nodes > 1 else (-1,):
+                for fsdp_size in fsdp_sizes:
                     sharded = Mesh(mesh.nodes, mesh.per_node, fsdp_size)
                     fit = self._largest(sharded, savings, given, num_cached)
                     found.append(fit)
@@ -112,7 +114,8 @@ class Search:
 
     def _most_rows(self, mesh: Mesh) -> int:
         """Return the rows of an update on one rank: larger micro-batches change nothing."""
-        actor, needs = self.config.actor_rollout_ref.actor, self.algorithm.needs
+        actor = self.config.actor_rollout_ref.actor
+        needs = self.algorithm.needs
         rows = actor.ppo_mini_batch_size * rows_per_prompt(self.config, needs)
         return max(1, ceil_div(rows * ACTOR.ranks_per_row(self.config), mesh.devices))
 
@@ -128,8 +131,10 @@ class Search:
         if problems:
             return Fit(mesh, name, 0, 0, 0, reason=problems[0].message)
 
-        low, high = 1, self._most_rows(mesh)
-        settings, best = dict(savings), self._at(mesh, name, savings, 1)
+        low = 1
+        high = self._most_rows(mesh)
+        settings = dict(savings)
+        best = self._at(mesh, name, savings, 1)
         for engine in self._engines(mesh, savings):
             settings = {**savings, **engine}
             best = self._at(mesh, name, settings, 1)
@@ -141,7 +146,8 @@ class Search:
             middle = (low + high + 1) // 2
             fit = self._at(mesh, name, settings, middle)
             if fit.peak <= self.usable:
-                low, best = middle, fit
+                low = middle
+                best = fit
             else:
                 high = middle - 1
         return best
@@ -152,7 +158,8 @@ class Search:
         These are the rows that it may decode at a time, for which its cache grows. vLLM has fewer
         ranks per engine, and as large a share as other roles of its processes leave.
         """
-        rollout, needs = self.config.actor_rollout_ref.rollout, self.algorithm.needs
+        rollout = self.config.actor_rollout_ref.rollout
+        needs = self.algorithm.needs
         if not plans_vllm(rollout.name, self.device.kind):
             most = rows_at_a_time(rollout, self.device.kind)
             halves = (most >> k for k in range(1, most.bit_length()))
@@ -160,7 +167,8 @@ class Search:
             numbers = [rollout.max_num_seqs, *enough]
             yield from ({f"{_ROLLOUT}.max_num_seqs": number} for number in numbers)
         else:
-            placement, memory = self.config.trainer.placement, self.device.memory
+            placement = self.config.trainer.placement
+            memory = self.device.memory
             pool = rollout_pool(self.config, needs) or placement.actor
             size = pool_sizes(self.config, self._devices(mesh), needs)[pool]
             for ranks in self._engine_ranks(Mesh(mesh.nodes, size // mesh.nodes)):
@@ -177,7 +185,8 @@ class Search:
         text = read_model_config(ACTOR.model(self.config), ACTOR.model_key).get_text_config()
         heads = getattr(text, "num_attention_heads", None) or 1
         heads = math.gcd(heads, getattr(text, "num_key_value_heads", None) or heads)
-        node, every = mesh.per_node, divisors(math.gcd(mesh.devices, heads))
+        node = mesh.per_node
+        every = divisors(math.gcd(mesh.devices, heads))
         return [ranks for ranks in every if node % ranks == 0 or ranks % node == 0]
 
     def with_rows(self, fit: Fit, rows: int) -> Fit:
@@ -225,7 +234,8 @@ class Search:
         return Devices(self.device.kind, mesh.nodes, mesh.per_node, memory, self.device.has_bf16)
 
     def _plan(self, config: schema.Config, mesh: Mesh) -> MemoryPlan:
-        needs, devices = self.algorithm.needs, self._devices(mesh)
+        needs = self.algorithm.needs
+        devices = self._devices(mesh)
         ranks = pool_sizes(config, devices, needs)
         plan = plan_memory(
             config, devices, ranks, needs, routed_models(self.algorithm), self._size_of
@@ -257,21 +267,22 @@ class Search:
         found: dict[str, Any] = {"trainer.n_gpus_per_node": mesh.per_node}
         found["trainer.nnodes"] = mesh.nodes
         found |= {key: value for key, value in savings.items() if key.startswith(_ROLLOUT)}
+        names = savings["savings"]
         for role in roles:
             if role.learns:
-                model, names = role.model_key, savings["savings"]
+                model = role.model_key
                 found[f"{model}.enable_gradient_checkpointing"] = "checkpointing" in names
                 found[f"{model}.enable_activation_offload"] = "activation offload" in names
                 found[f"{role.fsdp_key}.optimizer_offload"] = "optimizer offload" in names
-            if role.learns and "lora_rank" in savings:
-                found[f"{role.model_key}.lora_rank"] = savings["lora_rank"]
-            if role.fsdp_key is not None:
-                found[f"{role.fsdp_key}.reshard_after_forward"] = "reshard" in savings["savings"]
-                found[f"{role.fsdp_key}.param_offload"] = "parameter offload" in savings["savings"]
-                found[f"{role.fsdp_key}.offload_policy"] = "offload" in savings["savings"]
-                found[f"{role.fsdp_key}.fsdp_size"] = mesh.fsdp_size
-            if role.fsdp_key is not None and "model_dtype" in savings:
-                found[f"{role.fsdp_key}.model_dtype"] = savings["model_dtype"]
+                if "lora_rank" in savings:
+                    found[f"{model}.lora_rank"] = savings["lora_rank"]
+            if (fsdp := role.fsdp_key) is not None:
+                found[f"{fsdp}.reshard_after_forward"] = "reshard" in names
+                found[f"{fsdp}.param_offload"] = "parameter offload" in names
+                found[f"{fsdp}.offload_policy"] = "offload" in names
+                found[f"{fsdp}.fsdp_size"] = mesh.fsdp_size
+                if "model_dtype" in savings:
+                    found[f"{fsdp}.model_dtype"] = savings["model_dtype"]
         yield from ((key, value) for key, value in found.items() if key not in self.fixed)
         for role in roles:
             if role.passes is not None:

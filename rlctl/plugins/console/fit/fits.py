@@ -65,13 +65,9 @@ _POLL_S = 0.02
 _OUT_OF_MEMORY = (ResourceError.exit_code, -9, 137)  # the last two: killed by the kernel
 _PEAK = "perf/max_memory_allocated_gb"
 _SETTINGS = (
-    *(
-        "trainer.total_training_steps=1",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        "trainer.save_every=null",
-    ),
-    *("trainer.project_name=trial", "trainer.experiment_name=trial", "trainer.critic_warmup=0"),
+    *("trainer.total_training_steps=1", "trainer.test_freq=-1", "trainer.save_freq=-1"),
+    *("trainer.save_every=null", "trainer.critic_warmup=0"),
+    *("trainer.project_name=trial", "trainer.experiment_name=trial"),
     *("trainer.mirror=null", "trainer.logger=[console]", "data.val_files=null"),
     *("actor_rollout_ref.model.init=random", "trainer.resume_mode=disable"),
 )
@@ -86,7 +82,7 @@ class Trial:
 
 
 def try_step(words: Sequence[str], *, cuda: bool) -> Trial:
-    """Run one step of `rlctl WORDS` in a process of its own.
+    """Run one step of `rlctl WORDS` in a new process.
 
     The peak is that of the fullest GPU, or of the process on a CPU. Raises RlctlError, with the end
     of the output, where the step fails for another reason than memory.
@@ -124,11 +120,9 @@ def try_step(words: Sequence[str], *, cuda: bool) -> Trial:
 
 def _resident(pid: int) -> int:
     """Return the largest resident memory of a process so far; where unknown, the present one."""
-    status = Path(f"/proc/{pid}/status")
     with suppress(OSError):
-        if match := re.search(
-            r"^VmHWM:\s+(\d+) kB", status.read_text(encoding="utf-8"), re.MULTILINE
-        ):
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        if match := re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE):
             return int(match[1]) * 1024
     with suppress(psutil.Error):
         return psutil.Process(pid).memory_info().rss

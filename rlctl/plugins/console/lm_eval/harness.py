@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
@@ -27,6 +27,7 @@ from rlctl.errors import (
     RlctlError,
     raise_problems,
 )
+from rlctl.plugins.console.lm_eval.task_scores import TaskArguments
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import ACTOR
 from rlctl.runtime.budget import is_oom
@@ -46,17 +47,6 @@ _NUM_LISTED = 5  # tasks of a folder in a hint
 
 
 @dataclass(frozen=True)
-class TaskOptions:
-    """Tasks, groups and tags by name, and how they are evaluated; None: as the task says."""
-
-    names: Sequence[str]
-    num_fewshot: int | None = None
-    limit: int | None = None  # rows of each task
-    folder: Path | None = None  # YAML files of tasks beside those of lm-eval
-    chat_template: bool = True
-
-
-@dataclass(frozen=True)
 class TaskScore:
     """Metric of a task or group; `filter` extracts the final text. None: lm-eval has no number."""
 
@@ -69,15 +59,16 @@ class TaskScore:
     num_samples: int | None
 
 
-def evaluate_tasks(config: schema.Config, options: TaskOptions) -> list[TaskScore]:
-    """Return the metrics of the policy of `config` on tasks, by lm-eval's own model class.
+def evaluate_tasks(config: schema.Config, options: TaskArguments) -> list[TaskScore]:
+    """Return the metrics of the policy of `config` on tasks, by lm-eval's model class.
 
     It uses the device, dtype and threads of the run. Output of lm-eval goes to stderr. Raises
     NotFoundError for unknown tasks, ResourceError for data that cannot be downloaded,
     MissingExtraError for packages of single tasks, and ConfigError for other errors of tasks.
     """
     generating_algorithm(config)
-    model, rank = ACTOR.model(config), inline_rank_info(config.trainer)
+    model = ACTOR.model(config)
+    rank = inline_rank_info(config.trainer)
     read_model_config(model, f"{ACTOR.model_key}.path")
     arguments: dict[str, Any] = {
         **model.override_config,
@@ -126,43 +117,42 @@ def _cache_if_offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _check_names(manager: Any, options: TaskOptions) -> None:
+def _check_names(manager: Any, options: TaskArguments) -> None:
     """Raise NotFoundError for unknown tasks, with the nearest names."""
     unknown = [name for name in options.names if name not in manager.task_index]
     if not unknown:
         return
     near = {name: nearest(name, manager.all_tasks) for name in unknown}
-    own = [
-        name
-        for name, entry in manager.task_index.items()
-        if options.folder is not None
-        and entry.yaml_path is not None
-        and entry.yaml_path.is_relative_to(options.folder)
-    ]
-    others = "`python -m lm_eval ls tasks` lists lm-eval's tasks; --task-dir DIR adds your own"
+    others = "`python -m lm_eval ls tasks` lists lm-eval's tasks; --task-dir DIR adds yours"
     if options.folder is not None:
-        listed = ", ".join(own[:_NUM_LISTED]) or "none: a task is a YAML file with the key `task`"
+        places = {name: entry.yaml_path for name, entry in manager.task_index.items()}
+        found = [name for name in places if _is_below(places[name], options.folder)]
+        listed = ", ".join(found[:_NUM_LISTED]) or "none: a task is a YAML file with the key `task`"
         others = f"tasks in {options.folder}: {listed}"
-    fixed = [near[name][:1] if name in near else [name] for name in options.names]
-    fix = (",".join(options.names), ",".join(name for [name] in fixed)) if all(fixed) else None
-    problems = [
-        Problem(
-            f"lm-eval has no task {name!r}",
-            where="--tasks",
-            hint=question(near[name]) or others,
-            fix=fix,
-        )
-        for name in unknown
-    ]
-    raise_problems(problems, NotFoundError)
+    fix = None
+    if all(near.values()):
+        fixed = (near[name][0] if name in near else name for name in options.names)
+        fix = (",".join(options.names), ",".join(fixed))
+    raise_problems(
+        [
+            Problem(f"lm-eval has no task {name!r}", "--tasks", question(near[name]) or others, fix)
+            for name in unknown
+        ],
+        NotFoundError,
+    )
+
+
+def _is_below(path: Path | None, folder: Path) -> bool:
+    return path is not None and path.is_relative_to(folder)
 
 
 def _load(manager: Any, name: str) -> list[Any]:
     """Return the group of that name, or else the task, or the tasks of a tag, with their data."""
     with _explained(f"load the task {name!r}"):
         loaded = manager.load(name)
-    group = loaded["groups"].get(name)
-    return list(loaded["tasks"].values()) if group is None else [group]
+    if (group := loaded["groups"].get(name)) is not None:
+        return [group]
+    return list(loaded["tasks"].values())
 
 
 @contextmanager

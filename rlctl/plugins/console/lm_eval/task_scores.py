@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskArguments:
-    """Options of `rlctl eval` for tasks; `tasks` has names with commas, or is None."""
+    """Options of `rlctl eval` for tasks; `tasks` has names with commas, or is None.
+
+    The names are those of tasks, groups and tags. `num_fewshot` None: as the task says.
+    """
 
     tasks: str | None
     num_fewshot: int | None
-    limit: int | None
-    folder: Path | None
+    limit: int | None  # rows of each task
+    folder: Path | None  # YAML files of tasks beside those of lm-eval
     chat_template: bool
 
     @property
@@ -46,7 +49,7 @@ class TaskArguments:
         if samples:
             raise UsageError(
                 "--samples and --tasks cannot be combined",
-                hint="without --tasks, responses to the run's own data are printed",
+                hint="without --tasks, responses to the run's data are printed",
             )
         if not all(self.names):
             raise UsageError(
@@ -59,12 +62,9 @@ class TaskArguments:
 
 def print_task_scores(config: Config, given: TaskArguments, as_json: bool) -> None:
     """Evaluate the policy of `config` on tasks, and print the metrics."""
-    from rlctl.plugins.console.lm_eval.harness import TaskOptions, evaluate_tasks  # imports torch
+    from rlctl.plugins.console.lm_eval.harness import evaluate_tasks  # imports torch
 
-    options = TaskOptions(
-        given.names, given.num_fewshot, given.limit, given.folder, given.chat_template
-    )
-    scores = evaluate_tasks(config, options)
+    scores = evaluate_tasks(config, given)
     if as_json:
         asked = {"limit": given.limit, "chat_template": given.chat_template}
         print_json({**asked, "results": scores})

@@ -24,8 +24,9 @@ def override_texts(
     A mapping may have sections inside. Raises UsageError for a value that has no such text, and for
     a function that reward processes cannot import.
     """
-    is_mapping = isinstance(overrides, Mapping)
-    given = list(_settings(overrides, "")) if is_mapping else list(overrides)
+    if isinstance(overrides, Mapping):
+        overrides = list(_settings(overrides, ""))
+    given = list(overrides)
     if name is not None:
         given.append(hydra_text("trainer.experiment_name", name))
     if logger is not None:

@@ -14,7 +14,8 @@ from rlctl.runs.run import Run
 from rlctl.runs.run_comparison import Comparison, Curve
 from rlctl.sweeps.results import SweepResult
 
-_WIDTH, _HEIGHT = 320, 90
+_WIDTH = 320
+_HEIGHT = 90
 _COLOURS = ("#3b7dd8", "#e0702f", "#2a9d6f", "#a05fc4", "#d1495b", "#12a3b4", "#a9822b", "#7a7f8a")
 _MAX_POINTS = 400
 
@@ -25,17 +26,20 @@ def html(shown: Run | Comparison | SweepResult) -> str:
     """Return the HTML of a result of the Python API."""
     if isinstance(shown, Run):
         return _run(shown)
-    return _comparison(shown) if isinstance(shown, Comparison) else _sweep(shown)
+    if isinstance(shown, Comparison):
+        return _comparison(shown)
+    return _sweep(shown)
 
 
 def _run(run: Run) -> str:
-    figures, failure = run.metrics.figures, (run.record and run.record.failure) or {}
+    figures = run.metrics.figures
     rows: dict[str, str] = {"state": run.state}
-    if failure:
-        rows["failure"] = str(failure.get("message"))
+    if run.record and run.record.failure:
+        rows["failure"] = str(run.record.failure.get("message"))
     if figures is not None:
-        total = run.record.total_steps if run.record else None
-        rows["step"] = f"{figures.step or 0}" + (f" of {total}" if total else "")
+        rows["step"] = f"{figures.step or 0}"
+        if run.record and run.record.total_steps:
+            rows["step"] += f" of {run.record.total_steps}"
         rows["time, tokens"] = f"{duration(run.seconds or 0.0)}, {count(figures.tokens)}"
     if figures is not None and figures.metric is not None:
         values = (figures.first, figures.last, figures.best)
@@ -45,8 +49,7 @@ def _run(run: Run) -> str:
     rows["folder"] = str(run.path)
     table = run.table()
     names = _main(table.names, figures and figures.metric)
-    curves = [(name, Curve.from_table(table, name)) for name in names]
-    charts = "".join(_chart(name, [("", *_points(curve))]) for name, curve in curves)
+    charts = "".join(_chart(name, [_line(Curve.from_table(table, name))]) for name in names)
     changed = changed_settings(run.path)
     settings = _table(["setting", "value"], ([key, each["value"]] for key, each in changed.items()))
     more = f"<details><summary>{len(changed)} changed settings</summary>{settings}</details>"
@@ -90,15 +93,17 @@ def _main(names: Iterable[str], validation: str | None = None) -> list[str]:
     known = list(names)
     found = [name for name in (*REWARD, *LOSS) if name in known]
     validation = validation or validation_metric(dict.fromkeys(known, 0.0))
-    return [*found, *([validation] if validation else [])]
+    return [*found, *filter(None, [validation])]
 
 
-def _points(curve: Curve) -> tuple[Sequence[float], Sequence[float]]:
-    return curve.steps.tolist(), curve.values.tolist()
+def _line(curve: Curve) -> Line:
+    return "", curve.steps.tolist(), curve.values.tolist()
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [[f"<th>{_cell(name)}</th>" for name in head]] if head else []
+    lines: list[list[str]] = []
+    if head:
+        lines.append([f"<th>{_cell(name)}</th>" for name in head])
     lines += [[f'<td style="text-align:left">{_cell(cell)}</td>' for cell in row] for row in rows]
     body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in lines)
     return f"<table>{body}</table>"
@@ -118,9 +123,11 @@ def _chart(title: str, lines: Sequence[Line]) -> str:
         "y": [value for _, _, _, y in drawn for value in y],
     }
     (left, right), (low, high) = ((min(every[axis]), max(every[axis])) for axis in "xy")
-    curves, legend = "", ""
+    curves = ""
+    legend = ""
     for place, label, x, y in drawn:
-        colour, stride = _COLOURS[place % len(_COLOURS)], -(-len(y) // _MAX_POINTS)
+        colour = _COLOURS[place % len(_COLOURS)]
+        stride = -(-len(y) // _MAX_POINTS)
         pairs = [*zip(x, y, strict=True)][::stride]
         points = " ".join(
             f"{_WIDTH * (at - left) / ((right - left) or 1):.1f},"

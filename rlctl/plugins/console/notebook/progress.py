@@ -27,7 +27,8 @@ class NotebookTracker(ConsoleTracker):
 
     def finish(self, state: str) -> None:
         """Show the final state in place of the phase."""
-        self._shown.spinner.frames, self._shown.doing = [""], lambda: state
+        self._shown.spinner.frames = [""]
+        self._shown.doing = lambda: state
         super().finish(state)
 
 

@@ -15,6 +15,7 @@ import symtable
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -32,10 +33,13 @@ _IN_A_FILE = "define it in a file, and import it or set reward.custom_reward_fun
 def reward_overrides(function: Callable[..., Any], overrides: Sequence[str]) -> list[str]:
     """Return the overrides that select a function; write its file if it is in no importable one."""
     original = inspect.unwrap(function)
-    if not isinstance(original, FunctionType) or original.__name__ == "<lambda>":
-        what = "lambda" if isinstance(original, FunctionType) else type(original).__name__
+    what = type(original).__name__
+    if getattr(original, "__name__", "") == "<lambda>":
+        what = "lambda"
+    if not isinstance(original, FunctionType) or what == "lambda":
         raise UsageError(f"a reward is a function, not a {what}", hint="def compute_score(…): …")
-    module, name = sys.modules.get(function.__module__), function.__name__
+    module = sys.modules.get(function.__module__)
+    name = function.__name__
     file = getattr(module, "__file__", None)
     if function.__module__ != "__main__" and getattr(module, name, None) is function and file:
         if "." in function.__module__:  # of a package, whose modules import one another
@@ -43,14 +47,14 @@ def reward_overrides(function: Callable[..., Any], overrides: Sequence[str]) -> 
         return _file_overrides(Path(file), name)
     text = source_of(original)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    roots = [given.partition("=")[2].strip("\"'") for given in overrides if _IS_ROOT(given)]
-    path = Path(roots[-1] if roots else DEFAULT_ROOT) / _FOLDER / f"{name}-{digest}.py"
+    root = Path(DEFAULT_ROOT)
+    for override in overrides:
+        if override.startswith("trainer.run_dir="):
+            root = Path(override.partition("=")[2].strip("\"'"))
+    path = root / _FOLDER / f"{name}-{digest}.py"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text)
     return _file_overrides(path, name)
-
-
-_IS_ROOT = re.compile(r"trainer\.run_dir=").match
 
 
 def _file_overrides(path: Path, name: str) -> list[str]:
@@ -128,8 +132,7 @@ def _globals_of(source: str) -> Iterator[str]:
 def _literal(value: Any) -> str | None:
     """Return the text of plain data, None for other values."""
     text = repr(value)
-    try:
-        is_plain = len(text) <= _MAX_LITERAL and ast.literal_eval(text) == value
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
-    return text if is_plain else None
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        if len(text) <= _MAX_LITERAL and ast.literal_eval(text) == value:
+            return text
+    return None

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rlctl.recipes.schema import Config
     from rlctl.tracking.tracker import Sample
 
-NUM_ROWS, NUM_RESPONSES = 10, 4
+NUM_ROWS = 10
+NUM_RESPONSES = 4
 LIMIT_S = 60
 MAX_BYTES = 2 * 2**30  # weights that a CPU runs in that time
 _SHOWN = 160  # characters of a response

@@ -20,7 +20,8 @@ from rlctl.quickstart import FOLDERS
 
 _NUM_MEASURED = 1000  # prompts whose tokens are counted
 _MAX_BATCH = 128  # prompts of a step
-_MIN_STEPS, _MAX_STEPS = 50, 100  # which show whether a model learns
+_MIN_STEPS = 50  # which show whether a model learns
+_MAX_STEPS = 100
 _SMALL = {"lr": 2.0e-4, "response_length": 64}  # for the bundled models
 _LARGE = {"lr": 1.0e-6, "response_length": 512}
 

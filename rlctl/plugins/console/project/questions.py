@@ -183,9 +183,10 @@ def _read_reward(text: str) -> str:
 
 def _suggest_model(raw: RawData | None) -> str:
     """Return a model that fits the devices and the data."""
+    has_gpus = _num_gpus() > 0
     if raw is not None and raw.image_key is not None:
-        return _HUB_VISION if _num_gpus() else VISION
-    return _HUB_MODEL if _num_gpus() else NAME
+        return _HUB_VISION if has_gpus else VISION
+    return _HUB_MODEL if has_gpus else NAME
 
 
 def _num_gpus() -> int:

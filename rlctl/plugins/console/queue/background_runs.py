@@ -37,9 +37,11 @@ def run(context: Any, slurm: str | None) -> None:
     queue = Queue()
     entry = queue.add(checked(context).order(now=True))
     ensure_worker(queue)
-    name, log, folder = entry.order.name, queue.log(entry), Path(entry.order.folder)
-    began, deadline = time.time() - 1, time.monotonic() + _BEGIN_S
-    while not _has_begun(folder, began):
+    name = entry.order.name
+    log = queue.log(entry)
+    began = time.time() - 1
+    deadline = time.monotonic() + _BEGIN_S
+    while not _has_begun(Path(entry.order.folder), began):
         found = [each for each in queue.entries() if each.id == entry.id]
         if found and found[0].ended:
             sys.stderr.write(visible(log.read_text(encoding="utf-8", errors="replace")))

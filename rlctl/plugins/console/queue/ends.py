@@ -26,8 +26,9 @@ def end_of(entry: Entry, log: Path, child: subprocess.Popen[bytes] | None) -> di
     waits again: its run is resumed. Only the exit code differs after `rlctl stop`, which
     only the process has that started the entry, and which ends with the machine.
     """
-    process, folder = entry.process, Path(entry.order.folder)
-    code = child.returncode if child is not None else None
+    process = entry.process
+    folder = Path(entry.order.folder)
+    code = child and child.returncode
     if process is None or (code is None and (child or process.alive(folder) is not False)):
         return None
     state, reason = _recorded(entry, folder)
@@ -37,20 +38,22 @@ def end_of(entry: Entry, log: Path, child: subprocess.Popen[bytes] | None) -> di
     if went_down and entry.restarts < _MOST_RESTARTS:
         return {"state": "waiting", "process": None, "used": (), "restarts": entry.restarts + 1}
     if code is not None:
-        code = code if code >= 0 else 128 - code
+        if code < 0:
+            code = 128 - code
         if code or state != "stopped":  # a time limit stops a run with code 0
             state = _state_of(code)
     elif state not in ("finished", "failed", "stopped"):
-        state, reason = "failed", reason or _last_error(log) or "its process was killed"
+        state = "failed"
+        reason = reason or _last_error(log) or "its process was killed"
     if state == "failed" and not reason:
         reason = _last_error(log) or f"exit code {code}"
     return {"state": state, "exit_code": code, "ended": now(), "reason": redact(reason)}
 
 
 def _state_of(code: int) -> str:
-    if code == 0:
-        return "finished"
-    return "stopped" if code in REQUESTED_STOPS else "failed"
+    if code in REQUESTED_STOPS:
+        return "stopped"
+    return "failed" if code else "finished"
 
 
 def _recorded(entry: Entry, folder: Path) -> tuple[str, str]:
@@ -61,7 +64,7 @@ def _recorded(entry: Entry, folder: Path) -> tuple[str, str]:
             return SweepDir(folder).state, ""
         if (folder / "run.json").stat().st_mtime >= began - 1:  # else of an earlier attempt
             run = read_run(folder)
-            failure = (run.record.failure if run.record else None) or {}
+            failure = (run.record and run.record.failure) or {}
             return run.state, failure.get("message") or ""
     return "", ""
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,10 @@ class Line:
         if kind == "core" and cores is not None and cores > (present := allowed_cores()):
             hint = f"--cores {present}, or leave it out for all"
             raise UsageError(f"this machine has {present} cores, not {cores}", hint=hint)
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        named = [f"GPU {name}" for name in (visible or "").split(",") if name]
+        named: list[str] = []
+        if kind == "GPU":
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ""
+            named = [f"GPU {name}" for name in visible.split(",") if name]
         mine = secrets(os.environ)
         return Order(
             self.folder.name,
@@ -70,7 +72,7 @@ class Line:
             {name: value for name, value in os.environ.items() if name not in mine},
             kind,
             cores if kind == "core" else number,
-            named if kind == "GPU" and named else None,
+            named or None,
             now,
         )
 
@@ -88,17 +90,20 @@ class Line:
         gpus = run_resources(self.config).get("GPU")
         if not gpus:
             return "core", None
-        return "GPU", None if self.parallel is None else math.ceil(gpus * self.parallel - 1e-6)
+        if self.parallel is None:
+            return "GPU", None
+        return "GPU", math.ceil(gpus * self.parallel - 1e-6)
 
 
 def context_of(words: Sequence[str]) -> typer.Context:
     """Return the context of `rlctl WORDS`. Raises UsageError unless a queue can run it."""
-    rest = list(words[1:] if words[0] == "rlctl" else words)
-    if rest[:1] == [] or rest[0] not in _KINDS:
+    rest = list(words)
+    if rest[:1] == ["rlctl"]:
+        del rest[0]
+    verb = rest[0] if rest else "nothing"
+    if verb not in _KINDS:
         hint = "rlctl queue add train ppo --recipe mine.yaml"
-        raise UsageError(
-            f"the queue runs {', '.join(_KINDS)}, not {' '.join(rest[:1]) or 'nothing'}", hint=hint
-        )
+        raise UsageError(f"the queue runs {', '.join(_KINDS)}, not {verb}", hint=hint)
     command: Any = get_group(app)
     context: Any = command.make_context("rlctl", rest)
     while hasattr(command, "resolve_command"):
@@ -130,8 +135,9 @@ def words_of(context: Any, only: Collection[str] | None = None) -> list[str]:
             options.append((parameter.opts if value else parameter.secondary_opts)[0])
         else:
             options += [word for each in values for word in (parameter.opts[0], str(each))]
-    path = context.command_path.split()[1:] if only is None else []
-    return [*path, *options, *arguments]
+    if only is not None:
+        return [*options, *arguments]
+    return [*context.command_path.split()[1:], *options, *arguments]
 
 
 def checked(context: Any, *, here: bool = True) -> Line:
@@ -164,31 +170,33 @@ def _started(context: Any, words: list[str], here: bool) -> Line:
     from rlctl.runs.naming import fresh_name
     from rlctl.runtime.planning.early_checks import check_early
 
-    verb, params = context.info_name, context.params
-    source, settings = _settings(verb, params)
+    params = context.params
+    source, settings = _settings(context.info_name, params)
     is_sweep = words[0] == "sweep"
+    first = settings
     if is_sweep:
         settings += [
             f"sweep.{name}={params[name]}" for name in _OF_SEARCH if params[name] is not None
         ]
-    first = with_first_values(*split_axes(settings, source)) if is_sweep else settings
+        first = with_first_values(*split_axes(settings, source))
     recipe = compose(source, first)
     if not here:
         check_early(recipe)
     trainer = recipe.config.trainer
     name = trainer.experiment_name
     if name is None:
-        start = recipe.name.removesuffix("_trainer") + ("-sweep" if is_sweep else "")
-        name = fresh_name(start)
+        start = recipe.name.removesuffix("_trainer")
+        name = fresh_name(f"{start}-sweep" if is_sweep else start)
         words.append(hydra_text("trainer.experiment_name", name))
         settings.append(words[-1])
     check_start(recipe, name)
     folder = Path(trainer.run_dir).absolute() / trainer.project_name / name
     again = ["resume", str(folder), *words_of(context, _LIMITS)]
-    parallel = recipe.config.sweep.parallel if is_sweep else 1
-    inline = bool(params.get("inline"))
-    search = (verb, source, settings) if is_sweep else None
-    return Line(words, again, folder, recipe.config, inline, parallel, search)
+    line = Line(words, again, folder, recipe.config, bool(params.get("inline")))
+    if not is_sweep:
+        return line
+    search = (context.info_name, source, settings)
+    return replace(line, parallel=recipe.config.sweep.parallel, search=search)
 
 
 def _settings(verb: str, params: Any) -> tuple[str, list[str]]:
@@ -196,7 +204,8 @@ def _settings(verb: str, params: Any) -> tuple[str, list[str]]:
     recipe: str | None = params["recipe"]
     overrides: list[str] = list(params["overrides"] or ())
     with redirect_stderr(io.StringIO()):  # the dry run has printed its notices
-        path, name = params.get("config_path"), params.get("config_name")
+        path = params.get("config_path")
+        name = params.get("config_name")
         if path is not None or name is not None:
             recipe, defaults = from_name(verb, recipe, path, name)
             overrides = [*defaults, *overrides]
@@ -214,7 +223,9 @@ def _resumed(params: Any, words: list[str]) -> Line:
     from rlctl.runtime.planning.early_resume import compose_resumed
     from rlctl.storage import is_url
 
-    selector, overrides, fork = params["run"], params["overrides"] or (), params["fork"]
+    selector = params["run"]
+    overrides = params["overrides"] or ()
+    fork = params["fork"]
     if is_url(selector):
         hint = f"rlctl runs pull {selector}"
         raise UsageError("a remote copy cannot wait: download it first", hint=hint)
@@ -231,5 +242,7 @@ def _resumed(params: Any, words: list[str]) -> Line:
     inline = params["inline"]
     if inline is None:
         inline = "--inline" in found.readable_record().command
-    folder = path.with_name(fork) if fork else path
-    return Line(words, ["resume", str(folder)] if fork else words, folder, config, inline)
+    if not fork:
+        return Line(words, words, path, config, inline)
+    folder = path.with_name(fork)
+    return Line(words, ["resume", str(folder)], folder, config, inline)

@@ -19,6 +19,7 @@ from typing import Any
 
 from rlctl.errors import ConflictError, NotFoundError, ResourceError
 from rlctl.redaction import is_secret_name, redact
+from rlctl.runs.ownership import state_folder
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import now
 
@@ -80,7 +81,8 @@ class Queue:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or queue_folder()
-        self.file, self.logs = self.folder / "queue.db", self.folder / "logs"
+        self.file = self.folder / "queue.db"
+        self.logs = self.folder / "logs"
         try:
             self.logs.mkdir(0o700, parents=True, exist_ok=True)
             status = self.folder.stat()
@@ -178,9 +180,11 @@ class Queue:
 
     def pause(self, paused: bool) -> None:
         """Start no entries until the next call with False."""
-        change = "INSERT OR REPLACE INTO settings VALUES ('paused', '1')"
+        change = "DELETE FROM settings WHERE name='paused'"
+        if paused:
+            change = "INSERT OR REPLACE INTO settings VALUES ('paused', '1')"
         with self.transaction() as connection:
-            connection.execute(change if paused else "DELETE FROM settings WHERE name='paused'")
+            connection.execute(change)
 
     def log(self, entry: Entry) -> Path:
         """Return the file with the output of an entry."""
@@ -191,9 +195,7 @@ def queue_folder() -> Path:
     """Return the folder of the queue of this user and host, or that of RLCTL_QUEUE."""
     if given := os.environ.get(VARIABLE):
         return Path(given).absolute()
-    state = os.environ.get("XDG_STATE_HOME")
-    root = Path(state) if state else Path.home() / ".local" / "state"
-    return root / "rlctl" / f"queue-{socket.gethostname()}"
+    return state_folder() / f"queue-{socket.gethostname()}"
 
 
 def others(folder: Path) -> dict[Path, int]:
@@ -231,8 +233,8 @@ def _find(connection: sqlite3.Connection, number: int) -> Entry:
 def _entry(number: int, state: str, priority: int, body: str) -> Entry:
     fields: dict[str, Any] = json.loads(body)
     process = fields["process"] and DriverProcess.from_dict(fields["process"])
-    own = {"id": number, "state": state, "priority": priority, "process": process}
-    return Entry(**{**fields, **own, "order": Order(**fields["order"])})
+    columns = {"id": number, "state": state, "priority": priority, "process": process}
+    return Entry(**{**fields, **columns, "order": Order(**fields["order"])})
 
 
 def _body(entry: Entry) -> str:

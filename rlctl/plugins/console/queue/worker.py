@@ -1,7 +1,7 @@
 """Process of the queue, which starts its entries, and the process of an entry.
 
 There is at most one process of the queue, by a lock. It ends when no entry waits or runs. If it is
-killed, runs continue, each in a session of its own, and the next process finds them again.
+killed, runs continue, each in a new session, and the next process finds them again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from typing import IO
 import psutil
 
 from rlctl.errors import RlctlError
+from rlctl.plugins.console.detached import start_detached
 from rlctl.plugins.console.queue.ends import end_of
-from rlctl.plugins.console.queue.free_devices import Choice, Machine
+from rlctl.plugins.console.queue.free_devices import Choice, choose
 from rlctl.plugins.console.queue.queue_file import Entry, Queue, secrets
 from rlctl.runs.process import DriverProcess, is_locked, lock_folder
 from rlctl.runs.record import now
 
 POLL_S = 2.0
-LOCK, LOG = "worker.lock", "worker.log"
+LOCK = "worker.lock"
+LOG = "worker.log"
 _MODULE = "rlctl.plugins.console.queue.worker"
 _AGAIN_S = 30.0  # before an entry whose process could not claim it is started again
 _END_S = 10.0
@@ -56,9 +58,9 @@ class Worker:
         """Note what has ended, and start what fits. If no entry is left, unlock, return False."""
         # Before the entries are read: one that has ended has claimed its entry by then.
         ended = [number for number, (child, _) in self.children.items() if child.poll() is not None]
-        own = {child.pid: child for child, _ in self.children.values()}
+        children = {child.pid: child for child, _ in self.children.values()}
         for entry in self.queue.entries("running"):
-            child = own.get(entry.process.pid) if entry.process is not None else None
+            child = entry.process and children.get(entry.process.pid)
             fields = end_of(entry, self.queue.log(entry), child)
             if fields is not None:
                 self.queue.change(entry.id, ["running"], **fields)
@@ -78,7 +80,8 @@ class Worker:
             return False
 
     def _choices(self) -> list[Choice]:
-        waiting, paused = self.queue.entries("waiting"), self.queue.paused
+        waiting = self.queue.entries("waiting")
+        paused = self.queue.paused
         unclaimed = [
             replace(entry, used=self.children[entry.id][1])
             for entry in waiting
@@ -92,7 +95,8 @@ class Worker:
         return choose(waiting, [*self.queue.entries("running"), *unclaimed])
 
     def _start(self, choice: Choice) -> None:
-        number, devices = choice.entry.id, choice.devices
+        number = choice.entry.id
+        devices = choice.devices
         if devices is None or time.monotonic() < self.not_before.get(number, 0.0):
             return
         try:
@@ -102,27 +106,14 @@ class Worker:
             self.queue.change(number, ["waiting"], state="failed", ended=now(), reason=reason)
 
 
-def choose(waiting: Sequence[Entry], running: Sequence[Entry]) -> list[Choice]:
-    """Return for each waiting entry on which devices it starts, or why it waits."""
-    if not waiting:
-        return []
-    return Machine({entry.order.kind for entry in waiting}, running).choose(waiting)
-
-
 def start(queue: Queue, entry: Entry, devices: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start the process of an entry, which claims it and then becomes `rlctl`."""
     order = entry.order
     words = [str(queue.folder), str(entry.id), json.dumps(devices)]
+    environment = {**secrets(os.environ), **order.environment}
     with queue.log(entry).open("ab") as log:
-        return subprocess.Popen(
-            [order.python, "-P", "-m", _MODULE, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=order.cwd,
-            env={**secrets(os.environ), **order.environment},
-            start_new_session=True,
-        )
+        command = [order.python, "-P", "-m", _MODULE, *words]
+        return start_detached(command, log, order.cwd, environment)
 
 
 def become(queue: Queue, number: int, devices: Sequence[str]) -> None:
@@ -136,11 +127,10 @@ def become(queue: Queue, number: int, devices: Sequence[str]) -> None:
     entry = queue.change(number, ["waiting"], state="running", **mine)
     if entry is None:
         sys.exit(f"entry {number} was started by another process, or removed")
-    order, program = entry.order, [entry.order.python, "-P", "-m", "rlctl"]
+    order = entry.order
     has_run = any((Path(order.folder) / name).exists() for name in ("run.json", "sweep.json"))
-    os.execv(
-        order.python, [*program, *(order.again if entry.restarts and has_run else order.words)]
-    )
+    words = order.again if entry.restarts and has_run else order.words
+    os.execv(order.python, [order.python, "-P", "-m", "rlctl", *words])
 
 
 def ensure_worker(queue: Queue) -> None:
@@ -148,7 +138,8 @@ def ensure_worker(queue: Queue) -> None:
 
     It inherits them, because they are in no file. Raises RlctlError if an old one does not end.
     """
-    variables, file = dict(os.environ), queue.folder / LOCK
+    variables = dict(os.environ)
+    file = queue.folder / LOCK
     if is_locked(queue.folder, LOCK):
         with suppress(psutil.Error, ValueError):
             worker = psutil.Process(int(file.read_bytes()))
@@ -160,15 +151,8 @@ def ensure_worker(queue: Queue) -> None:
                 worker.kill()
                 worker.wait(_END_S)
     with (queue.folder / LOG).open("ab") as log:
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE, str(queue.folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd="/",
-            env=variables,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-P", "-m", _MODULE, str(queue.folder)]
+        start_detached(command, log, "/", variables)
 
 
 def main(folder: str, *claim: str) -> None:

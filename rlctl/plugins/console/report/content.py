@@ -51,12 +51,13 @@ def content(
     """
     labels = labels_of(runs)
     tables = [table_of(run) for run in runs]
+    title = " · ".join(labels)
+    if len(labels) > MAX_NAMES:
+        title = f"{len(labels)} runs"
+    if search:
+        title = search["name"]
     return {
-        "title": search["name"]
-        if search
-        else " · ".join(labels)
-        if len(labels) <= MAX_NAMES
-        else f"{len(labels)} runs",
+        "title": title,
         "project": ", ".join(sorted({run.project for run in runs})),
         "made": datetime.now(UTC).isoformat(timespec="minutes"),
         "version": __version__,
@@ -72,8 +73,9 @@ def content(
 
 def labels_of(runs: Sequence[Run]) -> list[str]:
     """Return the names of the runs, with their projects unless there is only one."""
-    several = len({run.project for run in runs}) > 1
-    return [run.key if several else run.name for run in runs]
+    if len({run.project for run in runs}) > 1:
+        return [run.key for run in runs]
+    return [run.name for run in runs]
 
 
 def _run(
@@ -102,8 +104,8 @@ def head(run: Run) -> dict[str, Any]:
     return {
         "state": run.state,
         "failure": record.failure if record else {"message": run.problem},
-        "exit_code": record.exit_code if record else None,
-        "total_steps": record.total_steps if record else None,
+        "exit_code": record and record.exit_code,
+        "total_steps": record and record.total_steps,
         "tags": list(run.labels.tags),
         "note": run.labels.note,
         "summary": summary_texts(run),
@@ -114,9 +116,9 @@ def head(run: Run) -> dict[str, Any]:
 def setting_texts(run: Run) -> dict[str, Any]:
     """Return model, algorithm and sweep of a run."""
     model, algorithm, estimator = map(run.setting, _HEAD_KEYS)
-    sweep = run.record.sweep if run.record else None
-    name = f"{algorithm} ({estimator})" if algorithm == "ppo" and estimator else algorithm
-    return {"model": model, "algorithm": name, "sweep": sweep}
+    if algorithm == "ppo" and estimator:
+        algorithm = f"{algorithm} ({estimator})"
+    return {"model": model, "algorithm": algorithm, "sweep": run.record and run.record.sweep}
 
 
 def notable_events(folder: Path) -> dict[str, Any]:
@@ -145,7 +147,8 @@ def _num_bytes(folder: Path) -> int:
     total = 0
     for file in folder.rglob("*"):
         with suppress(OSError):
-            total += file.stat().st_size if file.is_file() else 0
+            if file.is_file():
+                total += file.stat().st_size
     return total
 
 
@@ -153,24 +156,16 @@ def summary_texts(run: Run) -> dict[str, str]:
     """Return the formatted figures of a run's card."""
     head = overview(run)
     metric = head["metric"]
-    first, last, best = (
-        percent_or_number(metric, head[name]) for name in ("first", "last", "best")
-    )
-    steps = f"{head['step'] or 0:,}" + (
-        f" of {head['total_steps']:,}" if head["total_steps"] else ""
-    )
-    summary = {
-        "steps": steps,
-        "time": duration(run.seconds) if run.seconds is not None else "-",
-        "tokens": count(head["tokens"]),
-    }
+    steps = f"{head['step'] or 0:,}"
+    if head["total_steps"]:
+        steps += f" of {head['total_steps']:,}"
+    time = duration(run.seconds) if run.seconds is not None else "-"
+    summary = {"steps": steps, "time": time, "tokens": count(head["tokens"])}
     if metric:
-        summary |= {
-            "kind": "validation accuracy" if is_accuracy(metric) else metric,
-            "first": first,
-            "last": last,
-            "best": f"best {best} at step {head['best_step']}",
-        }
+        summary["kind"] = "validation accuracy" if is_accuracy(metric) else metric
+        for name in ("first", "last", "best"):
+            summary[name] = percent_or_number(metric, head[name])
+        summary["best"] = f"best {summary['best']} at step {head['best_step']}"
     return summary
 
 
@@ -178,15 +173,19 @@ def _facts(run: Run) -> dict[str, str]:
     record = run.record
     if record is None:
         return {"folder": str(run.path), "problem": run.problem or ""}
-    commit = (record.git or {}).get("commit")
-    changed = " with changes" if record.git and record.git.get("diff_sha256") else ""
+    git = record.git or {}
+    state = "no git repository"
+    if commit := git.get("commit"):
+        state = commit[:12]
+        if git.get("diff_sha256"):
+            state += " with changes"
     facts = {
         "command": " ".join(record.command),
         "recipe": record.recipe,
         "made": f"{record.created} on {record.process.host}",
         "attempts": str(record.attempts),
         "exit code": "-" if record.exit_code is None else str(record.exit_code),
-        "commit": f"{commit[:12]}{changed}" if commit else "no git repository",
+        "commit": state,
         "seeds": ", ".join(f"{name} {seed}" for name, seed in record.seeds.items()),
         "data": ", ".join(
             f"{name} (SHA-256 {digest[:12]})" for name, digest in record.data.items()
@@ -248,7 +247,7 @@ def plain_sample(index: int, sample: Sample) -> dict[str, Any]:
         "source": sample.data_source,
         "images": list(sample.images[:MAX_IMAGES]),
         "num_images": len(sample.images),
-        "episode": _episode(sample.episode) if sample.episode else None,
+        "episode": sample.episode and _episode(sample.episode),
     }
 
 
@@ -283,16 +282,16 @@ def settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _setting(given: Mapping[str, Any] | None, base: Any) -> dict[str, str]:
-    return (
-        {"value": _text(base), "where": ""}
-        if given is None
-        else {"value": _text(given["value"]), "where": _place(str(given["where"]))}
-    )
+    if given is None:
+        return {"value": _text(base), "where": ""}
+    return {"value": _text(given["value"]), "where": _place(str(given["where"]))}
 
 
 def _place(where: str) -> str:
     """Shorten a path to folder and file name: reports are shared."""
-    return "/".join(where.rsplit("/", 2)[-2:]) if where.startswith(("/", "~")) else where
+    if where.startswith(("/", "~")):
+        return "/".join(where.rsplit("/", 2)[-2:])
+    return where
 
 
 def _text(value: Any) -> str:

@@ -33,8 +33,9 @@ def curves(table: MetricTable, chosen: Chosen = lambda _: True) -> dict[str, Any
         values = table.column(name)
         rows = np.flatnonzero(~np.isnan(values))
         # The phases of a step are stacked, so that all are drawn at the same steps.
-        part = by_phase[~np.isnan(values[by_phase])] if name.startswith(_PHASES) else rows
-        kept[name] = part if len(part) <= MAX_POINTS else _thinned(values)
+        kept[name] = by_phase[~np.isnan(values[by_phase])] if name.startswith(_PHASES) else rows
+        if len(kept[name]) > MAX_POINTS:
+            kept[name] = _thinned(values)
         thinned |= len(kept[name]) < len(rows)
     drawn = np.unique(np.concatenate([*kept.values(), np.arange(len(table.steps))[-1:]]))
     return {"thinned": thinned, **_drawn(table, drawn, kept)}
@@ -77,7 +78,9 @@ def axes_of(table: MetricTable) -> dict[str, Column]:
 
 def short(value: float | None) -> float | None:
     """Round to six digits; None for a non-finite value."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
 
 
 def _thinned(values: Column) -> Rows:

@@ -21,8 +21,7 @@ BOARD_SCRIPTS = ("board.js", "table.js", "overview.js", "live.js", "actions.js")
 
 def page(content: Mapping[str, Any]) -> str:
     """Return the page for `content.content`, with plotly's JavaScript inlined."""
-    own = "\n".join([*(part(name) for name in SCRIPTS), "showReport();"])
-    scripts = [plotly(), own]
+    scripts = [plotly(), "\n".join([*map(part, SCRIPTS), "showReport();"])]
     return render(
         {
             "title": html.escape(str(content["title"])),
@@ -57,15 +56,14 @@ def _policy(scripts: list[str]) -> str:
     digests = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts
     ]
-    own = " ".join(f"'sha256-{digest}'" for digest in digests)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
-        f"default-src 'none'; script-src {own}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
 def _inside_a_script(content: Mapping[str, Any]) -> str:
     """Encode as JSON with `<` escaped, so that no text can end the script element."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
-        "<", "\\u003c"
-    )
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")

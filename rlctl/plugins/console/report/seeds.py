@@ -73,7 +73,8 @@ def seed_bands(
 
 def _label(names: Sequence[str]) -> str:
     """Return the common start of the names without a number or a word for the seed at its end."""
-    first, last = min(names), max(names)  # what these share, all do
+    first = min(names)
+    last = max(names)  # the beginning that these two share is that of all
     length = next(
         (at for at, pair in enumerate(zip(first, last, strict=False)) if len({*pair}) > 1),
         len(first),
@@ -94,7 +95,8 @@ def _bands(tables: Sequence[MetricTable], chosen: Chosen) -> dict[str, Any]:
         values = [_aligned(Curve.from_table(table, name), steps) for table in tables]
         at = _thinned(np.flatnonzero(np.count_nonzero(~np.isnan(values), axis=0) > 1))
         if len(at):
-            kept[name], bands[name] = at, interval(np.array(values)[:, at])
+            kept[name] = at
+            bands[name] = interval(np.array(values)[:, at])
     drawn = np.unique(np.concatenate([*kept.values(), np.empty(0, np.intp)]))
     by_run = [(table, axes_of(table)) for table in tables]
     x: dict[str, list[Any]] = {"step": steps[drawn].tolist()}

@@ -42,8 +42,9 @@ def submit_array(job: Job, search: Search, options: Mapping[str, str]) -> None:
         resume = ["resume", str(job.run)]
         order = {"words": resume, "again": resume, "run": str(job.run), "is_last": True}
         write_order(job, {**order, "tasks": tasks})
-        limit = f"%{plan.settings.parallel}" if plan.settings.parallel else ""
-        array = {"array": f"0-{len(tasks) - 1}{limit}", "output": f"{job.folder}/slurm-%a.out"}
+        array = {"array": f"0-{len(tasks) - 1}", "output": f"{job.folder}/slurm-%a.out"}
+        if plan.settings.parallel:
+            array["array"] += f"%{plan.settings.parallel}"
         ids.append(send(job, "tasks.sh", {**options, **array}, '"$SLURM_ARRAY_TASK_ID"'))
         after = {"dependency": f"afterany:{ids[0]}"}
         ids.insert(0, send(job, "job.sh", {**options, **after}))
@@ -62,9 +63,9 @@ def _plan(search: Search) -> SweepPlan:
     fixed, axes = split_axes(overrides, source)
     given = {axis.key for axis in axes}
     params = compose(source, with_first_values(fixed, axes)).config.sweep.params
-    own = [axis for axis in axes_of(params, source) if axis.key not in given]
-    check_fixed(fixed, own)
-    axes = own + axes
+    of_recipe = [axis for axis in axes_of(params, source) if axis.key not in given]
+    check_fixed(fixed, of_recipe)
+    axes = of_recipe + axes
     recipe = compose(source, with_first_values(fixed, axes))
     check_axes(axes, recipe.config.sweep)
     return SweepPlan(verb, source, fixed, axes, recipe, total_steps=0, needs=())
@@ -75,7 +76,8 @@ def _children(sweep: SweepDir, plan: SweepPlan) -> list[Child]:
     study = Study(sweep.storage, plan.axes, plan.settings, plan.total_steps)
     trials = [trial for _ in range(study.num_trials) if (trial := study.ask())]
     sweep.write_table(TrialTable(study.outcomes(), {}))
-    first, count = sweep.record.first_seed, plan.settings.seeds
+    first = sweep.record.first_seed
+    count = plan.settings.seeds
     return [
         Child(trial, seed, name, sweep.run_folder(name).absolute(), {})
         for trial in trials

@@ -80,13 +80,14 @@ class Job:
     @property
     def id(self) -> str:
         """Number of the job; empty if the submission was interrupted."""
-        return self.ids[0] if self.ids else ""
+        return next(iter(self.ids), "")
 
     @property
     def ids(self) -> Sequence[str]:
         """Numbers of the job and of its array."""
-        file = self.folder / "id"
-        return file.read_text(encoding="utf-8").split() if file.exists() else []
+        with suppress(FileNotFoundError):
+            return (self.folder / "id").read_text(encoding="utf-8").split()
+        return []
 
     @property
     def output(self) -> Path:
@@ -98,20 +99,25 @@ class Job:
 
         With an array it is RUNNING if any of the jobs is, and the reason is that of each.
         """
-        which = [f"--jobs={','.join(self.ids)}"] if self.ids else [f"--name={self.name}", "--me"]
+        which = [f"--name={self.name}", "--me"]
+        if self.ids:
+            which = [f"--jobs={','.join(self.ids)}"]
         done = run("squeue", "--noheader", "--array", "--format=%T|%r|%S", *which)
         if done.returncode or not done.stdout.strip():
             if done.returncode and "Invalid job id" not in done.stderr:
                 raise _no_answer(done.stderr)
             return None
-        states, texts = list[str](), Counter[str]()
+        states = list[str]()
+        texts = Counter[str]()
         for line in done.stdout.strip().splitlines():
             state, reason, start = line.split("|")
             when = "" if start == "N/A" else f", to start at {start}"
             texts["running" if state == "RUNNING" else f"{state.lower()} ({reason}{when})"] += 1
             states.append(state)
-        each = [f"{count} {text}" if len(states) > 1 else text for text, count in texts.items()]
-        return "RUNNING" if "RUNNING" in states else states[0], ", ".join(each)
+        text = ", ".join(f"{count} {text}" for text, count in texts.items())
+        if len(states) == 1:
+            text = next(iter(texts))
+        return "RUNNING" if "RUNNING" in states else states[0], text
 
     def waiting(self) -> Iterator[str]:
         """Yield why the job waits, at each change, until its run is active or the job is over."""
@@ -125,9 +131,7 @@ class Job:
             time.sleep(_POLL_S)
         if not runs_of(self.run):
             outputs = sorted(self.folder.glob("slurm*.out"))
-            lines = [
-                line for file in outputs for line in file.read_text(errors="replace").splitlines()
-            ]
+            lines = "\n".join(file.read_text(errors="replace") for file in outputs).splitlines()
             errors = [line for line in lines if line.startswith(("error: ", "slurm"))]
             message = f"the job {self.id} of {self.name} ended before its run began"
             raise RlctlError(message, where=str(self.output), hint=(errors or [None])[-1])
@@ -164,7 +168,9 @@ def find(root: Path, name: str) -> Job | None:
     jobs = [Job(file.parent) for file in root.glob(f"[!.]*/{FOLDER}/*/job.json")]
     exact = [job for job in jobs if job.name == name]
     found = exact or [job for job in jobs if job.name.startswith(name)]
-    return found[0] if len(found) == 1 else None
+    if len(found) != 1:
+        return None
+    return found[0]
 
 
 def submit(line: Line, spec: str) -> Job:
@@ -179,8 +185,9 @@ def submit(line: Line, spec: str) -> Job:
     if job.is_array() and line.search is None:  # its jobs were cancelled by hand
         release_sweep(job.run)
     nodes = int(options.get("nodes") or 1)
-    is_set = nodes == 1 or "trainer.nnodes" in overridden_keys(line.words)
-    more = [] if is_set else [f"trainer.nnodes={nodes}"]
+    more: list[str] = []
+    if nodes > 1 and "trainer.nnodes" not in overridden_keys(line.words):
+        more.append(f"trainer.nnodes={nodes}")
     if line.search is not None:
         from rlctl.plugins.console.slurm.array import submit_array, why_one_job
 
@@ -295,16 +302,16 @@ def _script(job: Job, options: Mapping[str, str], task: str) -> str:
         "signal": f"B:USR1@{_lead(options.get('time', ''))}",
         "ntasks-per-node": "1",
     }
-    lines = [
-        f"#SBATCH --{key}={shlex.quote(value)}" if value else f"#SBATCH --{key}"
-        for key, value in {**ours, **options}.items()
-    ]
+    lines = ["#!/bin/bash"]
+    for key, value in {**ours, **options}.items():
+        lines.append(f"#SBATCH --{key}={shlex.quote(value)}" if value else f"#SBATCH --{key}")
+    lines.append("set -eu")
     python = Path(sys.executable)
-    is_one = int(options.get("nodes") or 1) == 1
-    ray = "" if is_one else f"PATH={shlex.quote(str(python.parent))}:$PATH\n{_RAY}"
-    command = shlex.join([str(python), "-P", "-m", "rlctl.plugins.console.slurm.job"])
-    last = f"{ray}exec {command} {shlex.quote(str(job.folder))}{task and ' '}{task}\n"
-    return "\n".join(["#!/bin/bash", *lines, "set -eu", last])
+    if int(options.get("nodes") or 1) > 1:
+        lines.append(f"PATH={shlex.quote(str(python.parent))}:$PATH\n{_RAY.rstrip()}")
+    command = [str(python), "-P", "-m", "rlctl.plugins.console.slurm.job", str(job.folder)]
+    lines.append(f"exec {shlex.join(command)} {task}".rstrip())
+    return "\n".join(lines) + "\n"
 
 
 def _lead(time_limit: str) -> int:
@@ -312,7 +319,9 @@ def _lead(time_limit: str) -> int:
     if time_limit.isdigit():  # minutes
         time_limit += "m"
     limit = parse_duration(time_limit) if time_limit else None
-    return _LEAD_S if limit is None else min(_LEAD_S, int(limit.total_seconds() // 4))
+    if limit is None:
+        return _LEAD_S
+    return min(_LEAD_S, int(limit.total_seconds() // 4))
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -34,8 +34,10 @@ def main(folder: Path, task: str | None = None) -> int:
     first the job is requeued; SLURM itself requeues a preempted one.
     """
     order = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    script = folder / ("job.sh" if task is None else "tasks.sh")
-    order = order if task is None else {**order["tasks"][int(task)], "python": order["python"]}
+    script = folder / "job.sh"
+    if task is not None:
+        script = folder / "tasks.sh"
+        order = {**order["tasks"][int(task)], "python": order["python"]}
     run = Path(order["run"])
     begun = _has_begun(run)
     is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
@@ -44,14 +46,16 @@ def main(folder: Path, task: str | None = None) -> int:
     received: list[int] = []
     words = order["again" if begun and is_requeued else "words"]
     before = _num_steps(run)
-    variables = {SWEEP_VARIABLE: order["sweep"]} if "sweep" in order else {}
+    variables = dict(os.environ)
+    if "sweep" in order:
+        variables[SWEEP_VARIABLE] = order["sweep"]
     with ExitStack() as stack:
         log = stack.enter_context(Path(order["log"]).open("ab")) if "log" in order else None
         process = subprocess.Popen(
             [order["python"], "-P", "-m", "rlctl", *words],
             stdout=log,
             stderr=log,
-            env=os.environ | variables,
+            env=variables,
         )
 
     def forward(number: int, _frame: FrameType | None) -> None:
@@ -66,7 +70,9 @@ def main(folder: Path, task: str | None = None) -> int:
             with suppress(OSError):
                 shutil.copy(script, run / "slurm.sh")
         time.sleep(_POLL_S)
-    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    code = process.returncode
+    if code < 0:
+        code = 128 - code
     if received[:1] != [signal.SIGUSR1] or code not in REQUESTED_STOPS:
         return code
     if _num_steps(run) <= before:

@@ -31,7 +31,8 @@ class GdpoParams(Params):
 
     @model_validator(mode="after")
     def _one_weight_per_key(self) -> Self:
-        weights, keys = self.reward_weights, self.reward_keys or ()
+        weights = self.reward_weights
+        keys = self.reward_keys or ()
         if weights is not None and len(weights) != len(keys):
             raise ValueError(
                 f"reward_weights has {len(weights)} weights for {len(keys)} reward_keys"

@@ -20,7 +20,7 @@ def opo(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tenso
     """Return s − Σ len·s / Σ len over the group, on every token: (B, R), twice.
 
     OPO, arXiv 2505.23585: the optimal baseline if gradients grow with the length. A group of one
-    episode has a baseline of 0, not its own score.
+    episode has a baseline of 0, not its score.
     """
     dense, num_groups = dense_groups(inputs.group)
     lengths = inputs.mask.sum(-1)  # (B,)

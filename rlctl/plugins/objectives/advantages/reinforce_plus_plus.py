@@ -22,7 +22,8 @@ def reinforce_plus_plus(inputs: AdvantageInputs, config: AdvantageConfig) -> tup
     REINFORCE++, arXiv 2501.03262. Whitened over the unmasked tokens of the batch. Masked tokens
     are skipped: the return passes over them undiscounted, and a reward on them is lost.
     """
-    rewards, mask = inputs.rewards.T.contiguous(), inputs.mask.T.contiguous()  # (R, B)
+    rewards = inputs.rewards.T.contiguous()  # (R, B)
+    mask = inputs.mask.T.contiguous()  # (R, B)
     returns = torch.empty_like(rewards)
     running = rewards.new_zeros(rewards.shape[1])
     for t in reversed(range(len(rewards))):

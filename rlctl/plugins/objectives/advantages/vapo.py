@@ -24,7 +24,7 @@ def vapo(
 ) -> tuple[Tensor, Tensor]:
     """Return GAE's advantages with λ = max(0, 1 − 1/(α·l)) for a row of l tokens, and returns.
 
-    Length-adaptive GAE, VAPO (arXiv 2504.05118, section 4.2); the returns have a λ of their own
+    Length-adaptive GAE, VAPO (arXiv 2504.05118, section 4.2); the returns have a separate λ
     (decoupled GAE, VC-PPO, arXiv 2503.01491). l counts the tokens that the policy wrote. Both are
     (B, R); the advantages are whitened as in `gae`.
     """

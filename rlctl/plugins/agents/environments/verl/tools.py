@@ -105,7 +105,8 @@ class VerlSession:
     def __init__(
         self, tool: Any, episode: EpisodeInfo, kwargs: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        self._tool, self._kwargs = tool, kwargs
+        self._tool = tool
+        self._kwargs = kwargs
         self._id: Any = episode.id
         self._data = AgentData(episode.id, list(episode.messages), dict(episode.tools_kwargs))
 
@@ -114,7 +115,10 @@ class VerlSession:
         kwargs = dict(self._kwargs.get("create_kwargs") or {})
         extra = accepted(self._tool.create, create_kwargs=kwargs)
         created = await call(self._tool.create, self._id, **{**extra, **kwargs})
-        self._id = created[0] if isinstance(created, tuple) else created or self._id
+        if isinstance(created, tuple):
+            self._id = created[0]
+        elif created:
+            self._id = created
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Call `execute` of the tool."""
@@ -148,7 +152,8 @@ def result_of(value: Any) -> ToolResult:
     if not isinstance(response, str | Mapping | list | None) and hasattr(response, "text"):
         if getattr(response, "video", None):
             raise TypeError("the result has videos, which are not supported")
-        images, response = tuple(getattr(response, "image", None) or ()), response.text
+        images = tuple(getattr(response, "image", None) or ())
+        response = response.text
     number = None if reward is None else float(reward)
     return ToolResult(as_text(response), number, dict(metrics or {}), images)
 
@@ -189,7 +194,9 @@ class InteractionSession:
     """
 
     def __init__(self, interaction: Any, instance_id: str, kwargs: Mapping[str, Any]) -> None:
-        self._interaction, self._id, self._kwargs = interaction, instance_id, dict(kwargs)
+        self._interaction = interaction
+        self._id = instance_id
+        self._kwargs = dict(kwargs)
 
     async def start(self) -> None:
         """Start an instance with `extra_info.interaction_kwargs` of the row."""

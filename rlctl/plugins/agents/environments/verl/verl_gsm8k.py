@@ -58,13 +58,14 @@ class Gsm8kTool(BaseTool):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **_: Any) -> Any:
         """Score the submitted result."""
         text = parameters.get("answer", "")
-        text = text if isinstance(text, str) else json.dumps(text)
+        if not isinstance(text, str):
+            text = json.dumps(text)
         state = self._states[instance_id]
-        state["result"] = text if text.startswith("#### ") else f"#### {text}"
+        shown = text.removeprefix("#### ")
+        state["result"] = f"#### {shown}"
         reward = await self.calc_reward(instance_id)
         step_reward = 0.0 if reward > state["reward"] else -0.05
         state["reward"] = reward
-        shown = state["result"].removeprefix("#### ")
         return ToolResponse(text=f"submitted {shown!r}: reward {reward}"), step_reward, {}
 
     async def calc_reward(self, instance_id: str, **_: Any) -> float:
