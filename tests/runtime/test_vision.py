@@ -43,6 +43,7 @@ from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.vllm_engine.engine_images import tower_arguments, undivided_tower
+from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine
 from rlctl.runtime.workers.micro_batches import count_tokens
 from rlctl.tracking.jsonl import generations_file, read_generations
 from tests.e2e.command import metrics
@@ -323,6 +324,10 @@ def test_ranks_of_vllm_divide_a_tower_or_its_images(kind: str) -> None:
     else:
         assert tower_arguments(config, 4) == {"mm_encoder_tp_mode": "data"}
         assert not undivided_tower(config, 4)
+
+
+def test_vllm_refuses_images_whose_tokens_look_ahead() -> None:
+    assert VLLMEngine.no_images_of == image_attention.LOOKS_AHEAD
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from rlctl.debugging import call_limit
 from rlctl.runtime.cluster.address import address_of
-from rlctl.runtime.cluster.engine_group import EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec, RayPool
 from rlctl.runtime.cluster.pools import Pool, Pools
 from rlctl.runtime.cluster.session import ray_session, recorded_timeline
@@ -19,6 +18,7 @@ from rlctl.runtime.rank_info import available_cores
 from rlctl.tracking.tracker import Event
 
 if TYPE_CHECKING:
+    from rlctl.runtime.cluster.engine_group import EnginePool
     from rlctl.runtime.cluster.health import OnLost
 
 JUDGE_POOL = "judge-engines"
@@ -73,6 +73,8 @@ def open_ray_pools(
             per_node,
         )
         if name == plan.rollout_pool:
+            from rlctl.runtime.cluster.engine_group import EnginePool
+
             limit = trainer.timeouts.rollout_restart_s
             bundles = plan.engine_bundles
             pool = engines = EnginePool(spec, limit, event, bundles, plan.devices.kind)

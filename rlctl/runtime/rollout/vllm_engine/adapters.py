@@ -17,13 +17,13 @@ from rlctl.runtime.model.engine_weights import AdapterSync
 from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.model.padded_rows import decoder_of
 from rlctl.runtime.rollout.engine import EngineSpec
+from rlctl.runtime.rollout.vllm_engine.versions import MERGE_HINT
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM allocates
 _ID = 1
-MERGE_HINT = "set actor_rollout_ref.rollout.lora_merge=true"
 
 
 def vllm_adapter_sync(
@@ -53,8 +53,11 @@ def takes_adapters(spec: EngineSpec) -> bool:
     return spec.model.lora_rank > 0 and sync is AdapterSync.ADAPTERS
 
 
-def adapter_arguments(model: schema.Model) -> dict[str, Any]:
-    """Return the arguments of `vllm.LLM` for one adapter on the layers that `model` names."""
+def adapter_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """Return the arguments of `vllm.LLM` for one adapter on its layers; none for merged weights."""
+    if not takes_adapters(spec):
+        return {}
+    model = spec.model
     names = {name.rpartition(".")[2] for name in model.target_modules}
     if names == {"all-linear"}:  # without peft, whose import takes seconds
         layers = decoder_of(empty_model(model)).named_modules()
@@ -68,15 +71,33 @@ def adapter_arguments(model: schema.Model) -> dict[str, Any]:
     }
 
 
-def without_adapters(
-    weights: Iterable[tuple[str, Tensor]], adapter: dict[str, Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield weights (N, ...) of the base, and add copies of those of adapters to `adapter`."""
-    for name, value in weights:
-        if is_adapter(name):
-            adapter[name] = value.clone()
-        else:
-            yield name, value
+def apply_one_adapter() -> None:
+    """Patch LoRA layers to multiply by the matrices of the only adapter, which all rows use.
+
+    vLLM's layers for CPUs copy both matrices for every token.
+    """
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    def add_lora_linear(
+        self: PunicaWrapperCPU,
+        y: Tensor,
+        x: Tensor,
+        lora_a_stacked: tuple[Tensor, ...],
+        lora_b_stacked: tuple[Tensor, ...],
+        scale: float,
+        output_slices: tuple[int, ...],
+        **kwargs: object,
+    ) -> None:
+        """Add x A^T B^T of each slice to y (T, out), for x (T, in), A (1, 1, R, in)."""
+        del kwargs
+        if self.no_lora:
+            return
+        y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
+        slices = y[:, : sum(output_slices)].split(output_slices, dim=1)
+        for part, a, b in zip(slices, lora_a_stacked, lora_b_stacked, strict=True):
+            part.addmm_(x @ a[0, 0].T, b[0, 0].T, alpha=scale)
+
+    PunicaWrapperCPU.add_lora_linear = add_lora_linear  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class AdapterSlot:
@@ -100,6 +121,17 @@ class AdapterSlot:
     def from_spec(cls, spec: EngineSpec, runner: Any) -> Self | None:
         """Return the slot of an engine that gets adapters, else None."""
         return cls(runner, spec.model) if takes_adapters(spec) else None
+
+    @staticmethod
+    def set_aside(
+        weights: Iterable[tuple[str, Tensor]], adapter: dict[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield weights (N, ...) of the base, and add copies of the adapter's to `adapter`."""
+        for name, value in weights:
+            if is_adapter(name):
+                adapter[name] = value.clone()
+            else:
+                yield name, value
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace the adapter by matrices (R, in), (out, R) under peft's names.

@@ -1,4 +1,4 @@
-"""Patches of vLLM 0.31 and 0.32 in how they import and inspect classes of models."""
+"""Patches of vLLM 0.31 and 0.32 in how they import classes of models and their processors."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 # (an extra: types are checked where it is installed)
@@ -7,7 +7,8 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
@@ -68,3 +69,35 @@ def import_without_torchvision() -> None:
     sys.modules.setdefault(video, ModuleType(video)).__dict__.setdefault(
         "InternVLVideoProcessor", object
     )
+
+
+class _Limits:
+    """Limits that vLLM asks a model's processor for: an image may fill a context."""
+
+    supported_mm_limits: Final = {"image": None}
+    allowed_mm_limits: Final = {"image": 2**16}  # images of a prompt
+    skip_prompt_length_check: Final = False
+
+    def __init__(self, model_config: Any) -> None:
+        self.ctx = SimpleNamespace(model_config=model_config)
+
+    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: object) -> dict[str, int]:
+        """Return the largest number of tokens of an image."""
+        del mm_counts
+        return {"image": seq_len}
+
+
+def replace_processors() -> None:
+    """Patch vLLM to load no processors of its own.
+
+    They need a tokenizer and torchvision, and write placeholders again; its engine takes processed
+    images.
+    """
+    from vllm.multimodal.registry import MultiModalRegistry
+
+    def create(_: Any, model_config: Any, **__: Any) -> Any:
+        return SimpleNamespace(info=_Limits(model_config))
+
+    registry: Any = MultiModalRegistry
+    registry.create_processor = create
+    registry.get_processing_info = lambda *args, **__: create(*args[:2]).info

@@ -1,4 +1,4 @@
-"""Patches of vLLM 0.31 and 0.32 for CPUs: changing weights, heads of any size, a fast adapter."""
+"""Patches of vLLM 0.31 and 0.32 for CPUs: changing weights, heads of any size."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 # (an extra: types are checked where it is installed)
@@ -66,35 +66,6 @@ def pack_loaded_experts() -> None:
         set_up(self, layer, w13, w2)
 
     UnquantizedFusedMoEMethod._setup_kernel = set_up_again
-
-
-def apply_one_adapter() -> None:
-    """Patch LoRA layers to multiply by the matrices of the only adapter, which all rows use.
-
-    vLLM's layers for CPUs copy both matrices for every token.
-    """
-    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
-
-    def add_lora_linear(
-        self: PunicaWrapperCPU,
-        y: Tensor,
-        x: Tensor,
-        lora_a_stacked: tuple[Tensor, ...],
-        lora_b_stacked: tuple[Tensor, ...],
-        scale: float,
-        output_slices: tuple[int, ...],
-        **kwargs: object,
-    ) -> None:
-        """Add x A^T B^T of each slice to y (T, out), for x (T, in), A (1, 1, R, in)."""
-        del kwargs
-        if self.no_lora:
-            return
-        y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
-        slices = y[:, : sum(output_slices)].split(output_slices, dim=1)
-        for part, a, b in zip(slices, lora_a_stacked, lora_b_stacked, strict=True):
-            part.addmm_(x @ a[0, 0].T, b[0, 0].T, alpha=scale)
-
-    PunicaWrapperCPU.add_lora_linear = add_lora_linear  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def pad_attention_heads() -> None:

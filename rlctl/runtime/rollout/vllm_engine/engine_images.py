@@ -1,15 +1,10 @@
-"""Images in vLLM 0.31 and 0.32, processed by the trainer's processor.
-
-Its engine takes processed images. So vLLM's processors, which need a tokenizer and torchvision and
-write placeholders again, are neither loaded nor asked.
-"""
+"""Images in vLLM 0.31 and 0.32, whose engine takes those that the trainer's processor made."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 # (an extra: types are checked where it is installed)
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,13 +25,6 @@ from rlctl.runtime.model.tower import placeholder_ids
 from rlctl.runtime.model.vision import check_count
 from rlctl.runtime.ops import divisors
 from rlctl.runtime.rollout.requests import Request
-
-ARGUMENTS: Final = {  # of `vllm.LLM`
-    "mm_device_do_normalize": False,  # the processor has done it
-    "mm_processor_cache_gb": 0,
-    "skip_mm_profiling": True,
-}
-
 
 # Types of models whose vision tower each rank of an engine can have whole: ranks divide images.
 _WHOLE_TOWERS = ("glm4v", "internvl", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl")
@@ -66,34 +54,6 @@ def _tower_heads(config: PretrainedConfig) -> int:
     return next((getattr(vision, name) for name in names if hasattr(vision, name)), 0)
 
 
-class _Limits:
-    """Limits that vLLM asks a model's processor for: an image may fill a context."""
-
-    supported_mm_limits: Final = {"image": None}
-    allowed_mm_limits: Final = {"image": 2**16}  # images of a prompt
-    skip_prompt_length_check: Final = False
-
-    def __init__(self, model_config: Any) -> None:
-        self.ctx = SimpleNamespace(model_config=model_config)
-
-    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: object) -> dict[str, int]:
-        """Return the largest number of tokens of an image."""
-        del mm_counts
-        return {"image": seq_len}
-
-
-def replace_processors() -> None:
-    """Patch vLLM to load no processors."""
-    from vllm.multimodal.registry import MultiModalRegistry
-
-    def create(_: Any, model_config: Any, **__: Any) -> Any:
-        return SimpleNamespace(info=_Limits(model_config))
-
-    registry: Any = MultiModalRegistry
-    registry.create_processor = create
-    registry.get_processing_info = lambda *args, **__: create(*args[:2]).info
-
-
 class EngineImages:
     """Images of requests to an engine, whose `model` of vLLM never predicts a placeholder."""
 
@@ -104,13 +64,11 @@ class EngineImages:
             _forbid(runner.get_model(), placeholder_ids(self.config))
 
     def prompt(self, request: Request) -> Any:
-        """Return the context of a request as an input of vLLM's engine."""
-        from vllm.inputs import mm_input, tokens_input
+        """Return the context of a request with images as an input of vLLM's engine."""
+        from vllm.inputs import mm_input
         from vllm.multimodal.inputs import MultiModalKwargsItems
 
         ids = request.context_ids
-        if not request.images:
-            return tokens_input(ids.tolist())
         assert self.processor is not None, "rows with images are refused for models of text"
         parts = self.processor.parts(request.images)
         counts = [num_image_tokens(part, self.config) for part in parts]

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 class RoutedExperts:
     """Record of the experts of open requests."""
 
-    def __init__(self, runner: Any, shape: RoutingShape | None, on_cpu: bool) -> None:
+    def __init__(self, runner: Any, shape: RoutingShape, on_cpu: bool) -> None:
         """Let the routers of `runner`'s model report their choices, on a CPU.
 
-        Without a `shape` nothing is recorded. Raises ConfigError if the cache has several groups of
-        layers, of which none may have a slot for each token.
+        Raises ConfigError if the cache has several groups of layers, of which none may have a slot
+        for each token.
         """
-        if on_cpu and shape is not None and len(runner.kv_cache_config.kv_cache_groups) > 1:
+        if on_cpu and len(runner.kv_cache_config.kv_cache_groups) > 1:
             raise ConfigError(
                 "vLLM on a CPU cannot return the experts of models with windows or states",
                 where="actor_rollout_ref.actor.router_replay.mode",
@@ -44,11 +44,11 @@ class RoutedExperts:
             )
         self.runner = runner
         self.shape = shape
-        self.layers = sorted(mixture.layer_id for mixture in _mixtures(runner)) if shape else []
+        self.layers = sorted(mixture.layer_id for mixture in _mixtures(runner))
         self._by_slot: Tensor | None = None  # (slots, L, K)
         self._names: dict[str, str] = {}  # of open requests: with vLLM's suffix, by those without
         self._kept: dict[str, Tensor] = {}  # (N, L, K), by name: of tokens of earlier weights
-        if on_cpu and shape is not None:
+        if on_cpu:
             blocks = runner.kv_cache_config.num_blocks
             size = runner.cache_config.block_size
             self._by_slot = shape.none(blocks * size)
@@ -82,8 +82,6 @@ class RoutedExperts:
 
     def attach(self, completion: Completion, request: Request, output: RequestOutput) -> Completion:
         """Return a finished response with its record; the last token is not computed."""
-        if self.shape is None:
-            return completion
         num_tokens = len(request.context_ids) + len(completion.response_ids)
         if self._by_slot is None:
             experts = torch.as_tensor(output.outputs[0].routed_experts)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig  # takes seconds, and `doctor` needs this module
 
 HF_HINT = "set actor_rollout_ref.rollout.name=hf"
+MERGE_HINT = "set actor_rollout_ref.rollout.lora_merge=true"
 # Types of models for which vLLM reports other log-probs than transformers, and no error.
 _UNLIKE = ("gpt_oss",)  # a weight sync does not reach its experts
 _UNLIKE_ON_CPUS = (

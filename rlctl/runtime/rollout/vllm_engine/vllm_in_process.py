@@ -17,7 +17,7 @@ import logging
 from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -28,8 +28,8 @@ from rlctl.errors import Problem, raise_problems
 from rlctl.plugins import Unused
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.model.image_attention import LOOKS_AHEAD
-from rlctl.runtime.model.load import empty_model
+from rlctl.runtime.model.engine_weights import AdapterSync
+from rlctl.runtime.model.load import empty_model, load_config
 from rlctl.runtime.ops import any_algorithms
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
@@ -39,10 +39,7 @@ from rlctl.runtime.rollout.engine import (
 )
 from rlctl.runtime.rollout.engine_startup import run_startup
 from rlctl.runtime.rollout.requests import Completion, Request
-from rlctl.runtime.rollout.vllm_engine import adapters
-from rlctl.runtime.rollout.vllm_engine.engine_images import EngineImages, undivided_tower
 from rlctl.runtime.rollout.vllm_engine.log_probs import report_full_log_probs
-from rlctl.runtime.rollout.vllm_engine.routed_experts import RoutedExperts
 from rlctl.runtime.rollout.vllm_engine.versions import check_installed, unlike_transformers
 from rlctl.runtime.rollout.vllm_engine.vllm_requests import RankPrompts, to_completion, vllm_params
 from rlctl.runtime.rollout.vllm_engine.vllm_startup import prepare, start
@@ -59,6 +56,10 @@ from rlctl.runtime.rollout.vllm_engine.weights import (
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
 
+    from rlctl.runtime.rollout.vllm_engine.adapters import AdapterSlot
+    from rlctl.runtime.rollout.vllm_engine.engine_images import EngineImages
+    from rlctl.runtime.rollout.vllm_engine.routed_experts import RoutedExperts
+
 
 _log = logging.getLogger(__name__)
 
@@ -66,11 +67,19 @@ _log = logging.getLogger(__name__)
 class VLLMEngine:
     """Engine that runs vLLM in this process: see `RolloutEngine`."""
 
-    adapter_sync = staticmethod(adapters.vllm_adapter_sync)
     records_routing = True
     reads_images = True
-    no_images_of = LOOKS_AHEAD  # its attention is causal on a CPU
+    no_images_of = ("gemma3",)  # `LOOKS_AHEAD`: its attention is causal on a CPU
     one_rank_routes = ("cuda",)  # there only the first of several ranks gets the chosen experts
+
+    @staticmethod
+    def adapter_sync(
+        rollout: schema.Rollout, model: schema.Model, dtype: torch.dtype, device: str
+    ) -> AdapterSync:
+        """See `PartialSync`."""
+        from rlctl.runtime.rollout.vllm_engine.adapters import vllm_adapter_sync
+
+        return vllm_adapter_sync(rollout, model, dtype, device)
 
     @staticmethod
     def unused_keys(config: schema.Config) -> dict[str, Unused]:
@@ -92,15 +101,31 @@ class VLLMEngine:
         runner = model_runner(llm)
         report_full_log_probs(runner)
         self._open: dict[str, tuple[Request, int]] = {}  # vLLM's request id -> request, response
-        self.images = EngineImages(runner, spec.model)
-        self.routing = RoutedExperts(runner, spec.routing, spec.rank_info.device == "cpu")
-        self.adapter = adapters.AdapterSlot.from_spec(spec, runner)
+        self.images: EngineImages | None = None
+        self.routing: RoutedExperts | None = None
+        self.adapter: AdapterSlot | None = None
+        self._add_features(spec, runner)
         self.shared: dict[str, Tensor] | None = None  # policy parameters that are views of vLLM's
         if policy is not None and spec.rank_info.device == "cpu" and self.ranks_per_engine == 1:
             self.shared = share_parameters(runner.get_model(), policy)
         self.uses_policy = self.shared is not None
         self.converted = None if self.shared else converted_model(empty_model(spec.model))
         self.stacks = ExpertStacks(runner.get_model(), self.converted)
+
+    def _add_features(self, spec: EngineSpec, runner: Any) -> None:
+        """Add images, routing and the adapter if the model or the configuration has them."""
+        if hasattr(load_config(spec.model, "policy"), "vision_config"):
+            from rlctl.runtime.rollout.vllm_engine.engine_images import EngineImages
+
+            self.images = EngineImages(runner, spec.model)
+        if spec.routing is not None:
+            from rlctl.runtime.rollout.vllm_engine.routed_experts import RoutedExperts
+
+            self.routing = RoutedExperts(runner, spec.routing, spec.rank_info.device == "cpu")
+        if spec.model.lora_rank > 0:
+            from rlctl.runtime.rollout.vllm_engine.adapters import AdapterSlot
+
+            self.adapter = AdapterSlot.from_spec(spec, runner)
 
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
@@ -140,8 +165,12 @@ class VLLMEngine:
         cls, config: PretrainedConfig, rollout: schema.Rollout, device: str
     ) -> list[Problem]:
         """Return why vLLM cannot generate with models of this config on `device`."""
-        tower = undivided_tower(config, rollout.tensor_model_parallel_size)
-        return [*unlike_transformers(config, device == "cpu"), *tower]
+        problems = unlike_transformers(config, device == "cpu")
+        if hasattr(config, "vision_config"):
+            from rlctl.runtime.rollout.vllm_engine.engine_images import undivided_tower
+
+            problems += undivided_tower(config, rollout.tensor_model_parallel_size)
+        return problems
 
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
@@ -188,7 +217,7 @@ class VLLMEngine:
             self.cache_released = False
         rows = [(request, index) for request in requests for index in range(len(request.seeds))]
         if rows:
-            inputs = {request.key: self.images.prompt(request) for request in requests}
+            inputs = {request.key: self._input(request) for request in requests}
             prompts = [inputs[request.key] for request, _ in rows]
             params = [vllm_params(request, index) for request, index in rows]
             adapter = [self.adapter and self.adapter.request] * len(rows)
@@ -196,7 +225,17 @@ class VLLMEngine:
             # Outputs carry the id without its random suffix.
             keys = [name.partition("-")[0] for name in names]
             self._open |= dict(zip(keys, rows, strict=True))
-            self.routing.begin(names)
+            if self.routing is not None:
+                self.routing.begin(names)
+
+    def _input(self, request: Request) -> Any:
+        """Return the context of a request as an input of vLLM's engine."""
+        from vllm.inputs import tokens_input
+
+        if request.images:
+            assert self.images is not None, "rows with images are refused for models of text"
+            return self.images.prompt(request)
+        return tokens_input(request.context_ids.tolist())
 
     @any_algorithms()  # vLLM uses some that torch refuses with `trainer.deterministic`
     def step(self) -> list[Completion]:
@@ -211,7 +250,9 @@ class VLLMEngine:
             if output.finished:
                 request, index = self._open.pop(output.request_id)
                 completion = to_completion(request, index, output)
-                finished.append(self.routing.attach(completion, request, output))
+                if self.routing is not None:
+                    completion = self.routing.attach(completion, request, output)
+                finished.append(completion)
         return finished
 
     def cancel(self, keys: Collection[int]) -> None:
@@ -220,7 +261,8 @@ class VLLMEngine:
         self.llm.llm_engine.abort_request(names)
         for name in names:
             del self._open[name]
-        self.routing.end(names)
+        if self.routing is not None:
+            self.routing.end(names)
 
     def progress(self) -> dict[tuple[int, int], int]:
         """See `InFlightEngine`."""
@@ -237,12 +279,15 @@ class VLLMEngine:
         The keys and values of open responses are computed again under the new weights.
         """
         adapter: dict[str, Tensor] = {}
-        base = adapters.without_adapters(weights, adapter)
+        base = iter(weights)
+        if self.adapter is not None:
+            base = self.adapter.set_aside(base, adapter)
         if (first := next(base, None)) is not None:
             self._load_base(chain([first], base))
-        if self.adapter and adapter:
+        if self.adapter is not None and adapter:
             self.adapter.load(adapter)
-        self.routing.keep(self._open, self.progress())
+        if self.routing is not None:
+            self.routing.keep(self._open, self.progress())
         self.llm.reset_prefix_cache(reset_running_requests=True)
 
     def _load_base(self, weights: Iterable[tuple[str, Tensor]]) -> None:

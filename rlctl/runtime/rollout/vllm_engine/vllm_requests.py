@@ -13,13 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.batch.image_processor import Images
 from rlctl.runtime.rollout.requests import Completion, Request
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
     from vllm import SamplingParams as VLLMSamplingParams
     from vllm.logprobs import FlatLogprobs
+
+    from rlctl.runtime.batch.image_processor import Images
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,28 +27,14 @@ from rlctl.runtime.model.state_layers import has_states
 from rlctl.runtime.ops import any_algorithms
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
-from rlctl.runtime.rollout.vllm_engine.adapters import MERGE_HINT, adapter_arguments, takes_adapters
 from rlctl.runtime.rollout.vllm_engine.classes import (
     import_without_torchvision,
     inspect_models_in_process,
     keep_classes,
+    replace_processors,
     restore_configs,
 )
-from rlctl.runtime.rollout.vllm_engine.cpu import (
-    apply_one_adapter,
-    keep_weights_unpacked,
-    pack_loaded_experts,
-    pad_attention_heads,
-    rotate_unaligned_heads,
-    size_cache,
-)
-from rlctl.runtime.rollout.vllm_engine.cpu_states import compute_delta_nets
-from rlctl.runtime.rollout.vllm_engine.engine_images import (
-    ARGUMENTS,
-    replace_processors,
-    tower_arguments,
-)
-from rlctl.runtime.rollout.vllm_engine.versions import HF_HINT, unlike_transformers
+from rlctl.runtime.rollout.vllm_engine.versions import HF_HINT, MERGE_HINT, unlike_transformers
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -104,14 +90,26 @@ def prepare(spec: EngineSpec) -> None:
         keep_classes()
         replace_processors()
         if on_cpu:
+            from rlctl.runtime.rollout.vllm_engine.cpu import (
+                keep_weights_unpacked,
+                pack_loaded_experts,
+                pad_attention_heads,
+                rotate_unaligned_heads,
+                size_cache,
+            )
+            from rlctl.runtime.rollout.vllm_engine.cpu_states import compute_delta_nets
+
             keep_weights_unpacked()
             pack_loaded_experts()
             pad_attention_heads()
             rotate_unaligned_heads()
-            apply_one_adapter()
             import_without_torchvision()
             compute_delta_nets()
             size_cache()
+        if on_cpu and spec.model.lora_rank > 0:
+            from rlctl.runtime.rollout.vllm_engine.adapters import apply_one_adapter
+
+            apply_one_adapter()
 
 
 def start(spec: EngineSpec) -> LLM:
@@ -144,7 +142,7 @@ def start(spec: EngineSpec) -> LLM:
                 "check rollout.engine_kwargs, which are passed to vllm.LLM; if it does not know "
                 f"the model, {HF_HINT}"
             )
-            if takes_adapters(spec):
+            if "enable_lora" in arguments:
                 hint += f"; or {MERGE_HINT}"
             raise kind(
                 f"vLLM failed to start: {lines[0]}", where="actor_rollout_ref.rollout", hint=hint
@@ -174,7 +172,9 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "generation_config": "vllm",  # ignore sampling defaults in the model folder
         "skip_tokenizer_init": True,
         "enable_prefix_caching": True,
-        **ARGUMENTS,
+        "mm_device_do_normalize": False,  # the processor has done it
+        "mm_processor_cache_gb": 0,
+        "skip_mm_profiling": True,
     }
     limits = ("max_num_seqs", "max_num_batched_tokens")  # vLLM's defaults depend on the GPU
     arguments |= {name: limit for name in limits if (limit := getattr(rollout, name)) is not None}
@@ -198,8 +198,10 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
             # Each rank sees one GPU under Ray, and vLLM would look for the others.
             "disable_custom_all_reduce": rollout.tensor_model_parallel_size > 1,
         }
-    if takes_adapters(spec):
-        arguments |= adapter_arguments(spec.model)
+    if spec.model.lora_rank > 0:
+        from rlctl.runtime.rollout.vllm_engine.adapters import adapter_arguments
+
+        arguments |= adapter_arguments(spec)
     if spec.model.override_config:
         arguments["hf_overrides"] = dict(spec.model.override_config)
     if rank_info.world_size > 1:
@@ -213,7 +215,11 @@ def _arguments_of_model(spec: EngineSpec) -> dict[str, Any]:
     Raises ConfigError if vLLM would compute other log-probs than the trainer.
     """
     config = load_config(spec.model, "policy")
-    found = tower_arguments(config, spec.rollout.tensor_model_parallel_size)
+    found: dict[str, Any] = {}
+    if hasattr(config, "vision_config"):
+        from rlctl.runtime.rollout.vllm_engine.engine_images import tower_arguments
+
+        found = tower_arguments(config, spec.rollout.tensor_model_parallel_size)
     raise_problems(unlike_transformers(config, spec.rank_info.device == "cpu"))
     if config.model_type in _WIDER_WINDOWS:
         window = {"sliding_window": config.sliding_window - 1}
