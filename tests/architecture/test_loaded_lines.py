@@ -2,16 +2,40 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+ON_RAY = "train ppo trainer.total_training_steps=1"
+WITH_VLLM = f"{ON_RAY} actor_rollout_ref.rollout.name=vllm"
 # The first is a text run with the engine `hf`, in one process, without tools, images or judges.
 MOST_LINES = {
     "train ppo --inline trainer.total_training_steps=1": 33_544,
+    ON_RAY: 35_956,  # of the controller
+    WITH_VLLM: 37_195,
     "--help": 1_384,
     "runs": 5_494,
     "sweep ppo --dry-run actor_rollout_ref.actor.optim.lr=1e-4,1e-3": 32_350,
+}
+
+MARKS = {
+    ON_RAY: [pytest.mark.soak],
+    WITH_VLLM: [pytest.mark.extra("vllm"), pytest.mark.soak],
+}
+# Modules of engines in processes of their own, and of what a model or a setting asks vLLM for.
+FEATURES = {
+    "data_prep.images",
+    "runtime.batch.image_processor",
+    "runtime.cluster.engine_group",
+    "runtime.model.image_attention",
+    "runtime.model.routing",
+    "runtime.model.vision",
+    "runtime.rollout.vllm_engine.adapters",
+    "runtime.rollout.vllm_engine.cpu",
+    "runtime.rollout.vllm_engine.engine_images",
+    "runtime.rollout.vllm_engine.routed_experts",
+    "runtime.rollout.weight_group",
 }
 
 COUNT = """
@@ -28,7 +52,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("command", MOST_LINES)
+@pytest.mark.parametrize(
+    "command", [pytest.param(command, marks=MARKS.get(command, [])) for command in MOST_LINES]
+)
 def test_a_command_loads_no_more_lines_than_before(command: str, tmp_path: Path):
     ended = subprocess.run(
         [sys.executable, "-c", COUNT, *command.split()],
@@ -41,3 +67,14 @@ def test_a_command_loads_no_more_lines_than_before(command: str, tmp_path: Path)
     assert ended.returncode == 0, ended.stderr
     (counted,) = [line for line in ended.stdout.splitlines() if line.startswith("loaded lines:")]
     assert int(counted.split()[-1]) <= MOST_LINES[command]
+
+
+def test_pools_and_the_class_of_vllm_load_no_feature():
+    imported = "rlctl.runtime.planning.ray_pools, rlctl.runtime.rollout.vllm_engine.vllm_in_process"
+    code = f"import sys, {imported}; print(*sys.modules)"
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True
+    ).stdout
+    loaded = {name.removeprefix("rlctl.") for name in printed.split()}
+    assert not FEATURES & loaded
+    assert all(find_spec(f"rlctl.{name}") for name in FEATURES)
