@@ -54,11 +54,13 @@ def _cost(name: str, candidate: str, ceiling: float) -> float:
 def override_fix(
     where: str | None, key: str | None = None, value: str | None = None
 ) -> tuple[str, str] | None:
-    """Return the change of the override at `where` to another key or value.
+    """Return the change of the override at `where` to another key or value, None without one.
 
     `where` is the place of a problem; None for one in a file, and for an override that sets a
     section, whose key stays.
     """
+    if key is None and value is None:
+        return None
     word = (where or "").removeprefix("override ")
     given, equals, old = word.partition("=")
     if word == where or not equals or (key is not None and old.startswith("{")):

@@ -37,6 +37,6 @@ def train_with_retries(
     trainer = recipe.config.trainer
     name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))
     folder = Path(trainer.run_dir) / trainer.project_name / name
-    named = hydra_text("trainer.experiment_name", name)
-    own = [] if trainer.experiment_name else [named]
-    limits.supervise([*words, *own], folder, inline, settings)
+    if not trainer.experiment_name:
+        words = [*words, hydra_text("trainer.experiment_name", name)]
+    limits.supervise(words, folder, inline, settings)

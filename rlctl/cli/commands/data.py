@@ -81,7 +81,8 @@ def show(
             where=str(file),
             hint="`rlctl prep arithmetic --out data` writes one",
         )
-    wanted, num_rows = dict[int, PromptRow](), 0
+    wanted: dict[int, PromptRow] = {}
+    num_rows = 0
     keys = {"prompt_key": prompt_key, "reward_fn_key": reward_fn_key, "image_key": image_key}
     for row in stream_rows(file, **keys):
         if start <= num_rows < start + count:
@@ -104,5 +105,7 @@ def show(
         return
     for entry, row in zip(shown, wanted.values(), strict=True):
         print_row(entry, row.images)
-    more = "" if model else "; --model DIR renders them with a chat template and counts tokens"
-    notice(f"{file}: {plural(num_rows, 'row')}{more}")
+    summary = f"{file}: {plural(num_rows, 'row')}"
+    if not model:
+        summary += "; --model DIR renders them with a chat template and counts tokens"
+    notice(summary)

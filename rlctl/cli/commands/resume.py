@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 Overrides = Annotated[
-    list[str] | None, overrides_argument("Overrides on top of the run's own configuration.")
+    list[str] | None, overrides_argument("Overrides on top of the run's configuration.")
 ]
 Target = Annotated[
     str,
@@ -104,7 +104,9 @@ def resume(
 
     limits = Limits(max_time, save_by, retries)
     options = _options(from_step, fork, force)
-    words = [*(overrides or []), *options, *(["--trust"] if trust else [])]
+    words = [*(overrides or []), *options]
+    if trust:
+        words.append("--trust")
     if address is not None:
         from rlctl.cli.remote_checks import check_resume
 
@@ -118,7 +120,7 @@ def resume(
     if inline is None:
         inline = found.record is not None and "--inline" in found.record.command
     if retries:
-        folder = found.path.with_name(fork) if fork else found.path
+        folder = found.path.with_name(fork or found.path.name)
         limits.supervise(["resume", str(found.path), *words], folder, inline, overrides or [])
     with until_start() as on_end:
         api.resume(
@@ -143,11 +145,14 @@ def _run_job(address: str, detach: bool, run: str, words: Sequence[str], root: P
 
 def _options(from_step: int | None, fork: str | None, force: bool) -> list[str]:
     """Return the options as words of a command line."""
-    given = {"--from-step": from_step, "--fork": fork}
-    return [
-        *(["--force"] if force else []),
-        *(str(word) for option, value in given.items() if value for word in (option, value)),
-    ]
+    words = []
+    if force:
+        words.append("--force")
+    if from_step:
+        words += ["--from-step", str(from_step)]
+    if fork:
+        words += ["--fork", fork]
+    return words
 
 
 def _pull(url: str, root: Path | None) -> Run:

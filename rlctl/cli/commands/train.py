@@ -143,7 +143,9 @@ def _add(verb: str, facts: Verb) -> None:
         with until_start(), problems_as_json(as_json):
             composed = compose_with_notices(source, settings)
             check_algorithm(verb, recipe, composed)
-        words = ["train", verb, "--recipe", source, *(["--strict"] if strict else []), *settings]
+        words = ["train", verb, "--recipe", source, *settings]
+        if strict:
+            words.append("--strict")
         if address is not None:
             from rlctl.cli.remote_jobs import submit
 
@@ -166,7 +168,9 @@ def common_settings(overrides: list[str] | None, name: str | None) -> list[str]:
     root = os.environ.get(RUNS_VARIABLE)
     if root and "trainer.run_dir" not in overridden_keys(settings):
         settings.append(hydra_text("trainer.run_dir", root))
-    return settings + ([hydra_text("trainer.experiment_name", name)] if name is not None else [])
+    if name is not None:
+        settings.append(hydra_text("trainer.experiment_name", name))
+    return settings
 
 
 def loggers(logger: list[str] | None) -> list[str]:
@@ -183,8 +187,8 @@ def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
     The recipe named like the verb is its quickstart.
     """
     # With these overrides the plain defaults apply: the quickstart's settings suit only its model.
-    own = {"data.train_files", MODEL, verbs()[verb].model}
-    if recipe is not None or own.isdisjoint(overridden_keys(overrides)):
+    replaced = {"data.train_files", MODEL, verbs()[verb].model}
+    if recipe is not None or replaced.isdisjoint(overridden_keys(overrides)):
         return recipe or verb
     notice(
         f"data or model given: starting from {verb}_trainer; "
