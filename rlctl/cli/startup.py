@@ -92,23 +92,29 @@ def print_end(run: RunDir, state: str, seconds: float) -> None:
     The error of a failed run follows, so only the step from which it resumes is printed.
     """
     from rlctl.runs.events import alarms_of, read_events
-    from rlctl.tracking.destination import commands_of, destinations, line
     from rlctl.tracking.jsonl import metric_rows
 
     if run.record.skipped_rows:
         notice(f"training rows left out: {counted(run.record.skipped_rows)}")
-    name, unreported, next_commands = _selector(run), list[Row](), list[str]()
+    name = _selector(run)
+    unreported: list[Row] = []
+    next_commands: list[str] = []
     if state != "finished":
         from rlctl.cli.unfinished import resume_commands, unreported_rows
 
-        next_commands, unreported = resume_commands(run, name), unreported_rows(run)
+        next_commands += resume_commands(run, name)
+        unreported += unreported_rows(run)
     events = read_events(run.path)
-    trackers = destinations(events)
+    places = _places(events)
     if state == "failed":
-        for name, place in trackers.items():
-            notice(f"{name}: {line(place)}")
+        for tracker, place in places:
+            notice(f"{tracker}: {place}")
         return
-    next_commands += [*_next_commands(run, name), *commands_of(trackers, name)]
+    next_commands += _next_commands(run, name)
+    if places:
+        from rlctl.tracking.destination import commands_of, destinations
+
+        next_commands += commands_of(destinations(events), name)
     rows = chain(metric_rows(run.metrics), unreported)
     print_summary(state, run.path, rows, seconds, alarms_of(events), next_commands)
 
@@ -159,6 +165,8 @@ def print_summary(
 
     `rows` are as `metric_rows` yields them, `alarms` as `alarms_of` returns them.
     """
+    from rlctl.runs.events import read_events
+
     # Of a long run, all metrics would need gigabytes.
     rows = [
         {name: row[name] for name in row if name in _SHOWN or name.startswith("val")}
@@ -182,7 +190,7 @@ def print_summary(
         *_lines(head, rows),
         *_warnings(rows, alarms),
         ("run", Text(str(folder))),
-        *_places(folder),
+        *((name, Text(place)) for name, place in _places(read_events(folder))),
         *zip(labels, commands, strict=False),
     ]
     width = max(len(label) for label, _ in lines)
@@ -190,13 +198,13 @@ def print_summary(
         console.print(Text.assemble((f"  {label:{width}}", "dim"), "  ", value), soft_wrap=True)
 
 
-def _places(folder: Path) -> Iterator[tuple[str, Text]]:
-    """Yield the trackers, and where their data are."""
-    from rlctl.runs.events import read_events
+def _places(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the trackers besides the console, and where their data are."""
+    if not any("tracker" in event for event in events):
+        return []
     from rlctl.tracking.destination import destinations, line
 
-    for name, place in destinations(read_events(folder)).items():
-        yield name, Text(line(place))
+    return [(name, line(place)) for name, place in destinations(events).items()]
 
 
 def _lines(head: RunSummary, rows: Sequence[Row]) -> list[tuple[str, Text]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 from rlctl.cli.stderr import notice
 from rlctl.cli.time_limits import Limits
@@ -30,7 +31,7 @@ def from_name(
 
 def train_with_retries(
     words: list[str], settings: list[str], recipe: Recipe, inline: bool, limits: Limits
-) -> None:
+) -> NoReturn:
     """Train in a child process, and resume the run after crashes; exit with the last code."""
     from rlctl.runs.naming import fresh_name
 

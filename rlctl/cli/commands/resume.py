@@ -11,11 +11,12 @@ import typer
 
 from rlctl.cli import address_option
 from rlctl.cli.address_option import Address, Detach, Slurm
+from rlctl.cli.limit_options import MaxTime, Retries, SaveBy
 from rlctl.cli.options import Root, Trust, overrides_argument, run_argument
 from rlctl.cli.remote_jobs import run as run_job
 from rlctl.cli.startup import announce, until_start
 from rlctl.cli.stderr import notice
-from rlctl.cli.time_limits import Limits, MaxTime, Retries, SaveBy
+from rlctl.cli.time_limits import Limits
 from rlctl.errors import UsageError
 from rlctl.owner import command
 from rlctl.runs.store import RunStore

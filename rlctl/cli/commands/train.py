@@ -9,6 +9,7 @@ import typer
 
 from rlctl.cli import address_option, complete
 from rlctl.cli.address_option import Address, Detach, Slurm
+from rlctl.cli.limit_options import MaxTime, Retries, SaveBy
 from rlctl.cli.options import (
     RUNS_VARIABLE,
     DryRunJson,
@@ -18,7 +19,6 @@ from rlctl.cli.options import (
 )
 from rlctl.cli.startup import announce, compose_with_notices, problems_as_json, until_start
 from rlctl.cli.stderr import notice
-from rlctl.cli.time_limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.errors import UsageError
 from rlctl.recipes.search_path import MODEL, Verb, verbs
 from rlctl.suggest import hydra_text, overridden_keys
@@ -139,23 +139,28 @@ def _add(verb: str, facts: Verb) -> None:
             overrides = [*defaults, *(overrides or [])]
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*common_settings(overrides, name), *loggers(logger)]
-        limits = Limits(max_time, save_by, retries)
         with until_start(), problems_as_json(as_json):
             composed = compose_with_notices(source, settings)
             check_algorithm(verb, recipe, composed)
         words = ["train", verb, "--recipe", source, *settings]
         if strict:
             words.append("--strict")
-        if address is not None:
-            from rlctl.cli.remote_jobs import submit
+        end_by = None
+        if address is not None or max_time or save_by or retries:
+            from rlctl.cli.time_limits import Limits
 
-            submit(address, detach, [*words, *limits.words], composed)
-        elif retries and not dry_run:
-            from rlctl.cli.train_variants import train_with_retries
+            limits = Limits(max_time, save_by, retries)
+            if address is not None:
+                from rlctl.cli.remote_jobs import submit
 
-            train_with_retries(words, settings, composed, inline, limits)
-        else:
-            _train(composed, inline, strict, dry_run, as_json, limits.end_by())
+                submit(address, detach, [*words, *limits.words], composed)
+                return
+            if retries and not dry_run:
+                from rlctl.cli.train_variants import train_with_retries
+
+                train_with_retries(words, settings, composed, inline, limits)
+            end_by = limits.end_by()
+        _train(composed, inline, strict, dry_run, as_json, end_by)
 
 
 for name, facts in verbs().items():
