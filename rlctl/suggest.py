@@ -45,10 +45,12 @@ def _cost(name: str, candidate: str, ceiling: float) -> float:
     whole = OSA.distance(name, candidate, score_cutoff=cutoff)
     depth = name.count(".") + 1
     tail = ".".join(candidate.split(".")[-depth:])
-    as_tail = OSA.distance(name, tail, score_cutoff=cutoff) + 0.5 if tail != candidate else whole
-    same_leaf = "." in name and name.rpartition(".")[2] == candidate.rpartition(".")[2]
-    misplaced = 1.2 + 0.02 * OSA.distance(name, candidate) if same_leaf else math.inf
-    return min(whole, as_tail, misplaced)
+    costs = [whole]
+    if tail != candidate:
+        costs.append(OSA.distance(name, tail, score_cutoff=cutoff) + 0.5)
+    if "." in name and name.rpartition(".")[2] == candidate.rpartition(".")[2]:
+        costs.append(1.2 + 0.02 * OSA.distance(name, candidate))
+    return min(costs)
 
 
 def override_fix(
