@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlctl.monitoring.run_summary import RunSummary, lower_is_better
 from rlctl.plugins import load, names
-from rlctl.runs.query import Query, Term
 from rlctl.runs.run import Run
 from rlctl.runs.settings import read_settings
 from rlctl.suggest import did_you_mean
 from rlctl.tracking.summary import SERIES
+
+if TYPE_CHECKING:
+    from rlctl.runs.query import Query, Term
 
 FIELDS: Mapping[str, Callable[[Run], Any]] = {
     "name": lambda run: run.name,
@@ -133,6 +135,8 @@ def where(runs: Sequence[Run], text: str) -> list[Run]:
 
     Raises UsageError for an invalid expression or an unknown name.
     """
+    from rlctl.runs.query import Query
+
     query = Query(text)
     check_names(query, runs)
     # Copies forget their metrics, which would fill the memory.
@@ -141,6 +145,8 @@ def where(runs: Sequence[Run], text: str) -> list[Run]:
 
 def _ordered(runs: Sequence[Run], text: str) -> list[Run]:
     """Sort the runs by a value, ascending, or descending with a leading `-`; missing ones last."""
+    from rlctl.runs.query import Query
+
     query = Query(text.removeprefix("-"))
     term = query.term()
     check_names(query, runs)
@@ -154,6 +160,10 @@ def _ordered(runs: Sequence[Run], text: str) -> list[Run]:
 
 def _columns(runs: Sequence[Run], texts: Sequence[str]) -> list[dict[str, Any]]:
     """Return the value of each of `texts` for every run."""
+    if not texts:
+        return [{} for _ in runs]
+    from rlctl.runs.query import Query
+
     queries = {text: Query(text) for text in texts}
     terms = {text: query.term() for text, query in queries.items()}
     for query in queries.values():
