@@ -45,7 +45,7 @@ def _cost(name: str, candidate: str, ceiling: float) -> float:
     whole = OSA.distance(name, candidate, score_cutoff=cutoff)
     depth = name.count(".") + 1
     tail = ".".join(candidate.split(".")[-depth:])
-    costs = [whole]
+    costs: list[float] = [whole]
     if tail != candidate:
         costs.append(OSA.distance(name, tail, score_cutoff=cutoff) + 0.5)
     if "." in name and name.rpartition(".")[2] == candidate.rpartition(".")[2]:

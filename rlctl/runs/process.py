@@ -141,16 +141,22 @@ def start_rlctl(
 
     With `log` it writes there, has no stdin, and leads a session.
     """
-    options: dict[str, Any] = {"process_group": 0}
+    process_group = 0
+    stdin = stderr = None
     if log is not None:
-        options = {"start_new_session": True, "stdin": subprocess.DEVNULL}
-        options |= {"stdout": log, "stderr": subprocess.STDOUT}
+        process_group = None
+        stdin = subprocess.DEVNULL
+        stderr = subprocess.STDOUT
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "rlctl", *words],
+        stdin=stdin,
+        stdout=log,
+        stderr=stderr,
         cwd=cwd,
         env=env,
         preexec_fn=die_with_parent,
-        **options,
+        start_new_session=log is not None,
+        process_group=process_group,
     )
 
 
