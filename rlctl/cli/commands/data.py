@@ -105,7 +105,5 @@ def show(
         return
     for entry, row in zip(shown, wanted.values(), strict=True):
         print_row(entry, row.images)
-    summary = f"{file}: {plural(num_rows, 'row')}"
-    if not model:
-        summary += "; --model DIR renders them with a chat template and counts tokens"
-    notice(summary)
+    more = "" if model else "; --model DIR renders them with a chat template and counts tokens"
+    notice(f"{file}: {plural(num_rows, 'row')}{more}")

@@ -131,10 +131,8 @@ def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__doc__ = inspect.getdoc(dataset)
     single = typer.Typer(add_completion=False)
-    epilog = None
-    if example := getattr(dataset, "example", None):
-        epilog = f"Example: {example}"
-    single.command(name, epilog=epilog)(command)
+    example = getattr(dataset, "example", None)
+    single.command(name, epilog=f"Example: {example}" if example else None)(command)
     built = get_command(single)
     assert isinstance(built, TyperCommand)  # a Typer app with one command
     return built

@@ -186,9 +186,7 @@ def show(
         else:
             print_run(found)
         return
-    kind = VALIDATED
-    if train:
-        kind = TRAINED
+    kind = TRAINED if train else VALIDATED
     verdict = None
     if wrong or right:
         verdict = right

@@ -142,12 +142,11 @@ def _add(verb: str, facts: Verb) -> None:
         with until_start(), problems_as_json(as_json):
             composed = compose_with_notices(source, settings)
             check_algorithm(verb, recipe, composed)
-        words = ["train", verb, "--recipe", source, *settings]
-        if strict:
-            words.append("--strict")
+        words = ["train", verb, "--recipe", source, *(["--strict"] if strict else []), *settings]
         end_by = None
         if address is not None or max_time or save_by or retries:
             from rlctl.cli.time_limits import Limits
+            from rlctl.cli.train_variants import train_with_retries
 
             limits = Limits(max_time, save_by, retries)
             if address is not None:
@@ -156,8 +155,6 @@ def _add(verb: str, facts: Verb) -> None:
                 submit(address, detach, [*words, *limits.words], composed)
                 return
             if retries and not dry_run:
-                from rlctl.cli.train_variants import train_with_retries
-
                 train_with_retries(words, settings, composed, inline, limits)
             end_by = limits.end_by()
         _train(composed, inline, strict, dry_run, as_json, end_by)

@@ -135,9 +135,7 @@ def logs(
     files = stored.log_files(found, attempt, role, rank)
     width = max(len(path.stem) for path in files)
     empty = True
-    read = stored.lines_of(files, last)
-    if follow:
-        read = stored.follow(found, files, last)
+    read = stored.follow(found, files, last) if follow else stored.lines_of(files, last)
     for process, line in read:
         empty = False
         if as_json:
