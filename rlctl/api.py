@@ -152,7 +152,7 @@ def evaluate(
 ) -> Validation:
     """Generate and score responses to the validation prompts; write nothing.
 
-    `target` is a run (its checkpoint of `step`, the latest by default, with its own settings and
+    `target` is a run (its checkpoint of `step`, the latest by default, with its settings and
     data) or a model folder or `quickstart` (with the settings of `recipe`).
 
         validation = rlctl.evaluate("@last", ["data.val_max_samples=8"])
@@ -193,7 +193,8 @@ def generate(
     settings = [
         f"actor_rollout_ref.rollout.val_kwargs.{key}={value}" for key, value in sampling.items()
     ]
-    settings += [f"data.max_response_length={max_tokens}"] if max_tokens else []
+    if max_tokens:
+        settings.append(f"data.max_response_length={max_tokens}")
     config = target_config(target, [*settings, *_texts(overrides)], recipe, step, root)
     return answer(config, prompts, seed, images)
 
@@ -303,7 +304,8 @@ def _run(
     from rlctl.runs.run import read_run
     from rlctl.runtime.launch import train
 
-    start, num_steps = planned.start, planned.plan.num_steps
+    start = planned.start
+    num_steps = planned.plan.num_steps
     if planned.finished:
         run = read_run(folder)
         step = (run.record and run.record.total_steps) or num_steps
@@ -318,11 +320,12 @@ def _run(
     for line in (*(f"changed: {change}" for change in planned.changes), *planned.notes):
         LOG.info(line)
     if start is not None:
-        where, resumed = "the beginning: it has no checkpoint", False
+        words = f"{planned.plan.config.trainer.experiment_name or 'the new run'} starts"
+        where = "the beginning: it has no checkpoint"
         if start.checkpoint is not None:
-            where, resumed = f"step {start.step} of {num_steps}", start.run is not None
-        name = planned.plan.config.trainer.experiment_name or "the new run"
-        words = f"{folder.name} resumes" if resumed else f"{name} starts"
+            where = f"step {start.step} of {num_steps}"
+            if start.run is not None:
+                words = f"{folder.name} resumes"
         LOG.info("%s from %s", words, where)
     plan = planned.plan
     if not progress or "ipykernel" in sys.modules:
@@ -337,8 +340,9 @@ def _without_console(plan: Plan, progress: bool) -> Plan:
     """
     trainer = plan.config.trainer
     logger = [name for name in trainer.logger if name != "console"]
-    for point in plugins.entry_points_of("python_api") if progress else ():
-        logger += [point.value] if point.name == "progress" else []
+    if progress:
+        points = plugins.entry_points_of("python_api")
+        logger += [point.value for point in points if point.name == "progress"]
     quiet = trainer.model_copy(update={"logger": logger})
     return dataclasses.replace(plan, config=plan.config.model_copy(update={"trainer": quiet}))
 

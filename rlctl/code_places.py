@@ -34,8 +34,8 @@ def users_place_in(text: str, packages: Collection[str]) -> str | None:
 
 
 def _innermost(frames: Iterable[tuple[str, int | None]], packages: Collection[str]) -> str | None:
-    own = [f"{file}:{line}" for file, line in frames if is_users_file(file, packages)]
-    return own[-1] if own else None
+    places = [f"{file}:{line}" for file, line in frames if is_users_file(file, packages)]
+    return next(reversed(places), None)
 
 
 def is_users_file(file: str, packages: Collection[str]) -> bool:

@@ -82,7 +82,7 @@ class RlctlError(Exception):
     """Base class: failure of a run or command, with one or more problems printed together."""
 
     exit_code = 1
-    code = "E-RUN"  # of messages without a code of their own: `rlctl explain CODE`
+    code = "E-RUN"  # of messages without another code: `rlctl explain CODE`
 
     def __init__(
         self,
@@ -166,7 +166,9 @@ class DeviceMemoryError(ResourceError):
         hint: str | None = None,
     ) -> None:
         super().__init__(*problems, where=where, hint=hint)
-        self.key, self.value, self.proposed = key, value, proposed
+        self.key = key
+        self.value = value
+        self.proposed = proposed
 
     def with_plan(self, plan: str) -> DeviceMemoryError:
         """Return the error with the figures of the memory plan after its place."""
@@ -197,7 +199,7 @@ class Terminated(SystemExit):
     """Exit after a signal, with code 128 + its number.
 
     Raised in the main thread, so that `finally` blocks run. `latest` is the last one: a library
-    may replace an exit that a signal handler raises by one of its own.
+    may replace an exit that a signal handler raises by another one.
     """
 
     latest: ClassVar[Terminated | None] = None

@@ -36,22 +36,29 @@ def runnable(command: str, module: str) -> str:
     """Return `command`, which needs `module`: run by uvx if that is missing, else empty."""
     if _has(module):
         return command
-    return f"uvx {command}" if shutil.which("uvx") is not None else ""
+    if shutil.which("uvx") is None:
+        return ""
+    return f"uvx {command}"
 
 
 def _replaced(found: re.Match[str]) -> str:
-    command = _installer()
-    is_uv = command.startswith("uv ")
-    python = f" --python {shlex.quote(sys.executable)}" if is_uv and not _is_active() else ""
-    return f"{command} {found['verb']}{python}{'' if is_uv else found['yes'] or ''}"
+    installer = _installer()
+    command = f"{installer} {found['verb']}"
+    if not installer.startswith("uv "):
+        return f"{command}{found['yes'] or ''}"
+    if _is_active():
+        return command
+    return f"{command} --python {shlex.quote(sys.executable)}"
 
 
 @cache
 def _installer() -> str:
     """Return the command of this environment's pip, `uv pip`, or one that installs pip first."""
     python = shlex.quote(sys.executable)
+    if _has("pip") and _same_folder(shutil.which("pip")):
+        return "pip"
     if _has("pip"):
-        return "pip" if _same_folder(shutil.which("pip")) else f"{python} -m pip"
+        return f"{python} -m pip"
     if shutil.which("uv") is not None or _made_by_uv():
         return "uv pip"
     if (Path(sys.prefix) / "conda-meta").is_dir():
@@ -73,7 +80,9 @@ def _checkout() -> str | None:
     folder = Path(unquote(urlsplit(str(origin.get("url"))).path))
     if not (folder / "Makefile").is_file() or Path(sys.prefix) != folder / ".venv":
         return None
-    return "make setup" if _current() == folder else f"make -C {shlex.quote(str(folder))} setup"
+    if _current() == folder:
+        return "make setup"
+    return f"make -C {shlex.quote(str(folder))} setup"
 
 
 def _current() -> Path | None:

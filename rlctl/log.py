@@ -45,7 +45,8 @@ def logging_to_stderr() -> Iterator[None]:
     try:
         yield
     finally:
-        _LOGGER.handlers[:], _LOGGER.propagate = before[0], before[2]
+        _LOGGER.handlers[:] = before[0]
+        _LOGGER.propagate = before[2]
         _LOGGER.setLevel(before[1])
 
 

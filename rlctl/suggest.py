@@ -45,20 +45,24 @@ def _cost(name: str, candidate: str, ceiling: float) -> float:
     whole = OSA.distance(name, candidate, score_cutoff=cutoff)
     depth = name.count(".") + 1
     tail = ".".join(candidate.split(".")[-depth:])
-    as_tail = OSA.distance(name, tail, score_cutoff=cutoff) + 0.5 if tail != candidate else whole
-    same_leaf = "." in name and name.rpartition(".")[2] == candidate.rpartition(".")[2]
-    misplaced = 1.2 + 0.02 * OSA.distance(name, candidate) if same_leaf else math.inf
-    return min(whole, as_tail, misplaced)
+    costs: list[float] = [whole]
+    if tail != candidate:
+        costs.append(OSA.distance(name, tail, score_cutoff=cutoff) + 0.5)
+    if "." in name and name.rpartition(".")[2] == candidate.rpartition(".")[2]:
+        costs.append(1.2 + 0.02 * OSA.distance(name, candidate))
+    return min(costs)
 
 
 def override_fix(
     where: str | None, key: str | None = None, value: str | None = None
 ) -> tuple[str, str] | None:
-    """Return the change of the override at `where` to another key or value.
+    """Return the change of the override at `where` to another key or value, None without one.
 
     `where` is the place of a problem; None for one in a file, and for an override that sets a
     section, whose key stays.
     """
+    if key is None and value is None:
+        return None
     word = (where or "").removeprefix("override ")
     given, equals, old = word.partition("=")
     if word == where or not equals or (key is not None and old.startswith("{")):

@@ -37,7 +37,9 @@ def outside_range(error: BaseException) -> MissingExtraError | None:
 
 def _error(requirement: Requirement, found: str | None, error: BaseException) -> MissingExtraError:
     wanted = f"{requirement.name}{requirement.specifier}"
-    state = "is not installed" if found is None else f"{found} is installed"
+    state = "is not installed"
+    if found is not None:
+        state = f"{found} is installed"
     reason = str(error).partition("\n")[0]
     return MissingExtraError(
         f"{requirement.name} {state}, and rlctl needs {wanted} ({type(error).__name__}: {reason})",
@@ -60,7 +62,9 @@ def _modules(error: ImportError | AttributeError) -> Iterator[str]:
 def _module_of(value: object) -> str:
     if isinstance(value, ModuleType):
         return value.__name__
-    return (value if isinstance(value, type) else type(value)).__module__
+    if isinstance(value, type):
+        return value.__module__
+    return type(value).__module__
 
 
 def _requirements(package: str) -> Iterator[Requirement]:

@@ -84,15 +84,17 @@ def spawn_roles(plan: Plan, pools: Mapping[str, ResourcePool], reward: Reward) -
     from rlctl.runtime.cluster.pools import Pools
 
     missing = [name for name in plan.pool_sizes if name not in pools]
-    if missing or plan.rollout_pool is not None:
+    if missing:
         raise UsageError(
-            f"there is no pool for {', '.join(missing)}"
-            if missing
-            else "a program has no pools of rollout engines",
+            f"there is no pool for {', '.join(missing)}",
             where="trainer.placement",
-            hint=f"give the pools {', '.join(plan.pool_sizes)}"
-            if missing
-            else "trainer.placement.rollout=null",
+            hint=f"give the pools {', '.join(plan.pool_sizes)}",
+        )
+    if plan.rollout_pool is not None:
+        raise UsageError(
+            "a program has no pools of rollout engines",
+            where="trainer.placement",
+            hint="trainer.placement.rollout=null",
         )
     given = Pools(dict(pools))
     roles, _ = build_roles(

@@ -29,7 +29,9 @@ class LazyCommand(TyperCommand):
         group = get_group(import_module(self.module).app)
         found = group.commands.get(self.name or "", group)
         if found is group:
-            group.name, group.help, group.no_args_is_help = self.name, self.help, True
+            group.name = self.name
+            group.help = self.help
+            group.no_args_is_help = True
         for options in plugins.names("command_options"):
             if options.partition(".")[0] == self.name:
                 from rlctl.cli.more_options import add_options
@@ -97,9 +99,9 @@ class PluginCommand(LazyCommand):
         app = plugins.load(self.module, self.name or "")
         check_app(self.name, app)
         group: Any = get_group(app)
-        is_single = len(group.commands) == 1 and not app.registered_callback
-        only = next(iter(group.commands.values())) if is_single else group
-        found = group.commands.get(self.name, only)
+        found = group.commands.get(self.name, group)
+        if found is group and len(group.commands) == 1 and not app.registered_callback:
+            (found,) = group.commands.values()
         found.name = self.name
         return found
 
@@ -117,8 +119,10 @@ class PluginGroup(TyperGroup):
         found = super().list_commands(ctx)
         for name, shown in self._plugins().items():
             if name not in found:
-                before = shown.before
-                found.insert(found.index(before) if before in found else len(found), name)
+                place = len(found)
+                if shown.before in found:
+                    place = found.index(shown.before)
+                found.insert(place, name)
         return found
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -131,7 +135,9 @@ class PluginGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command in `args` and import it."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command.load() if isinstance(command, LazyCommand) else command, rest
+        if isinstance(command, LazyCommand):
+            command = command.load()
+        return name, command, rest
 
     def _plugins(self) -> dict[str, plugins.CommandHelp]:
         """Return the commands of plug-ins with their help, in the order of lists."""

@@ -32,12 +32,10 @@ def run(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete selectors and names of runs under the command's `--root`, newest first."""
     from rlctl.runs.store import RunStore
 
-    root = ctx.params.get("root")
-    found = sorted(
-        RunStore(Path(root) if root else None).runs(),
-        key=lambda run: run.created,
-        reverse=True,
-    )
+    store = RunStore(None)
+    if root := ctx.params.get("root"):
+        store = RunStore(Path(root))
+    found = sorted(store.runs(), key=lambda run: run.created, reverse=True)
     special = [name for name in ("@last", "@failed") if found] + [
         f"@tag:{tag}" for run in found for tag in run.labels.tags
     ]

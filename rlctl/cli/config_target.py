@@ -47,7 +47,9 @@ def values_of(name: str) -> dict[str, Any]:
     from rlctl.recipes.compose import compose_unvalidated
 
     stored = _stored(name)
-    return compose_unvalidated(name) if stored is None else _read_stored(name, stored).container
+    if stored is None:
+        return compose_unvalidated(name)
+    return _read_stored(name, stored).container
 
 
 def _stored(name: str) -> Path | None:
@@ -61,11 +63,10 @@ def _stored(name: str) -> Path | None:
             raise NotFoundError(
                 Problem(f"no recipe, file or run is named {name!r}", hint=error.problems[0].hint)
             ) from None
-    return (
-        path
-        if not (source := read(path)).defaults and {"data", "trainer"} <= source.data.keys()
-        else None
-    )
+    source = read(path)
+    if source.defaults or not {"data", "trainer"} <= source.data.keys():
+        return None
+    return path
 
 
 def _read_stored(name: str, config: Path) -> ConfigTarget:

@@ -41,7 +41,9 @@ class _PipeConsole(SafeConsole):
 def use_form(name: str) -> None:
     """Print only tables from now on, in the form `csv`, `md` or `tex`; `table`: as usual."""
     stdout.cache_clear()
-    _form[:] = [] if name == "table" else [name]
+    _form.clear()
+    if name != "table":
+        _form.append(name)
 
 
 @functools.cache
@@ -51,7 +53,9 @@ def stdout() -> Console:
         from rlctl.cli.table_forms import FormConsole
 
         return FormConsole(_form[0])
-    return SafeConsole() if sys.stdout.isatty() else _PipeConsole()
+    if sys.stdout.isatty():
+        return SafeConsole()
+    return _PipeConsole()
 
 
 @contextmanager
@@ -76,7 +80,9 @@ def print_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return str(value)
 
 
 def table(
@@ -87,16 +93,17 @@ def table(
     Cells of these do not wrap, nor those of the first column unless the terminal is too narrow.
     Cells are plain text, not markup.
     """
-    rows = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    rows = [[_as_cell(cell) for cell in row] for row in rows]
     numeric = set(right)
-    widths = [
-        max((row[index].cell_len for row in rows), default=0) if column in numeric else None
+    widths = {
+        index: max((row[index].cell_len for row in rows), default=0)
         for index, column in enumerate(columns)
-    ]
+        if column in numeric
+    }
     first = max((row[0].cell_len for row in rows if row), default=0)
-    others = sum(_GAP + (width or _NARROWEST) for width in widths[1:])
+    others = sum(_GAP + (widths.get(index) or _NARROWEST) for index in range(1, len(columns)))
     if _NARROWEST + others > stdout().width:
-        widths = [None] * len(widths)
+        widths = {}
     built = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
     for index, column in enumerate(columns):
         built.add_column(
@@ -104,11 +111,17 @@ def table(
             justify="right" if column in numeric else "left",
             overflow="fold",
             no_wrap=index == 0 and (not numeric or first + others <= stdout().width),
-            min_width=widths[index],
+            min_width=widths.get(index),
         )
     for row in rows:
         built.add_row(*row)
     return built
+
+
+def _as_cell(cell: str | Text) -> Text:
+    if isinstance(cell, Text):
+        return cell
+    return Text(cell)
 
 
 def print_table(

@@ -16,8 +16,9 @@ _REPORTED = "_json_reported"  # attribute of errors whose document the command h
 
 def wants_json(words: Sequence[str]) -> bool:
     """Return True for a command line with `--json`."""
-    options = words[: words.index("--")] if "--" in words else words
-    return "--json" in options
+    if "--" in words:
+        words = words[: words.index("--")]
+    return "--json" in words
 
 
 def error_document(error: RlctlError) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def document_with_error(document: Mapping[str, Any], error: RlctlError) -> dict[
 
 
 def mark_reported(error: RlctlError) -> None:
-    """Note that the command has printed the document of this error as part of its own."""
+    """Note that the document of the command has this error."""
     setattr(error, _REPORTED, True)
 
 

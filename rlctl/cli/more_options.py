@@ -31,7 +31,9 @@ def add_options(command: Any, app: Typer) -> None:
             call(**{name: values[name] for name in given})
 
     command.callback = callback
-    own = command.help or ""
-    gap = " " if "\n\n" in own else "\n\n"  # the first paragraph is that of lists
-    command.help = f"{own}{gap}{added.help or ''}".strip()
+    text = command.help or ""
+    gap = "\n\n"
+    if gap in text:  # the first paragraph is that of lists
+        gap = " "
+    command.help = f"{text}{gap}{added.help or ''}".strip()
     command.epilog = (command.epilog or "") + (added.epilog or "")

@@ -25,7 +25,7 @@ def submit(address: str, detach: bool, words: Sequence[str], recipe: Recipe) -> 
 
     trainer = recipe.config.trainer
     name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))
-    own = [
+    fixed = [
         hydra_text("trainer.run_dir", str(Path(trainer.run_dir).absolute())),
         hydra_text("trainer.experiment_name", name),
         "ray_kwargs.ray_init.address=auto",
@@ -36,7 +36,7 @@ def submit(address: str, detach: bool, words: Sequence[str], recipe: Recipe) -> 
         check_start(recipe, name)
     replaced = ("trainer.run_dir=", "trainer.experiment_name=")
     rest = [word for word in words if not word.startswith(replaced)]
-    run(address, detach, name, [*rest, *own])
+    run(address, detach, name, [*rest, *fixed])
 
 
 def _check(address: str) -> None:

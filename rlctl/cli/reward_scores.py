@@ -53,8 +53,8 @@ class _Totals:
         """Return the error if all responses failed, or more than would end a run."""
         from rlctl.runtime.rewards.reward_report import exceeds
 
-        failed, share = self.num_failed, max_failed_share
-        if failed < self.count and not exceeds(failed, self.count, share):
+        failed = self.num_failed
+        if failed < self.count and not exceeds(failed, self.count, max_failed_share):
             return None
         return RlctlError(
             f"the reward of {failed} of {self.count} responses failed; the first: "
@@ -78,7 +78,8 @@ def print_function_scores(config: Config, data: Path, responses: Path, as_json: 
         reward_fn_key=config.data.reward_fn_key,
         image_key=config.data.image_key,
     )
-    num_rows, sources = 0, dict[str, None]()
+    num_rows = 0
+    sources: dict[str, None] = {}
     for row in rows():
         sources[row.data_source] = None
         num_rows += 1
@@ -121,7 +122,9 @@ def _print_scores(
                 totals.count += 1
             totals.add(report)
         entries.seek(0)
-        error = None if max_failed_share is None else totals.error(max_failed_share)
+        error = None
+        if max_failed_share is not None:
+            error = totals.error(max_failed_share)
         if as_json:
             _print_json(totals, entries, error)
         else:
@@ -194,7 +197,9 @@ def read_texts(path: Path) -> Iterator[str]:
         return
     problems: list[Problem] = []
     for where, record in read_records(path):
-        text = record.get("response") if isinstance(record, dict) else record
+        text = record
+        if isinstance(record, dict):
+            text = record.get("response")
         if isinstance(text, str):
             yield text
         else:
@@ -226,14 +231,16 @@ def _score_with_functions(
 
     num_processes = min(num_responses, config.reward.num_processes or available_cores())
     first = min(num_responses, -(-num_processes // group_size) * group_size)
-    usual, count = max(1, _PART // group_size) * group_size, 0
+    size = first
+    count = 0
     with (
         stderr().status("loading the reward functions") as status,
         _pool(config, sources, num_processes) as pool,
     ):
         status.update(f"scoring {plural(num_responses, 'response')}")
-        while part := list(islice(pairs, usual if count else first)):
-            rows, texts = [row for row, _ in part], [text for _, text in part]
+        while part := list(islice(pairs, size)):
+            rows = [row for row, _ in part]
+            texts = [text for _, text in part]
             report = pool.score(
                 rows,
                 texts,
@@ -249,13 +256,14 @@ def _score_with_functions(
                     hint="reward.timeout_s=N allows more time",
                 )
             count += len(part)
+            size = max(1, _PART // group_size) * group_size
             yield rows, texts, report
 
 
 def _pool(
     config: Config, sources: Sequence[str], num_processes: int
 ) -> AbstractContextManager[RewardPool]:
-    """Return the pool of the reward functions; the engine of the run's own judge needs torch."""
+    """Return the pool of the reward functions; the engine of the run's judge needs torch."""
     from rlctl.runtime.rewards.request_limits import RequestSettings
     from rlctl.runtime.rewards.reward_pool import RewardPool
 
@@ -300,8 +308,12 @@ def _print_json(totals: _Totals, scores: TextIO, error: RlctlError | None) -> No
     }
     dumps = partial(json.dumps, indent=2, ensure_ascii=False, allow_nan=False)
     sys.stdout.write(dumps(head).removesuffix("\n}") + ',\n  "answers": [')
-    for number, line in enumerate(scores):
+    separator = ""
+    for line in scores:
         entry = dumps(json.loads(line)).replace("\n", "\n    ")
-        sys.stdout.write(("," if number else "") + "\n    " + entry)
-    end = "\n}" if error is None else dumps(document_with_error({}, error)).replace("{", ",", 1)
+        sys.stdout.write(f"{separator}\n    {entry}")
+        separator = ","
+    end = "\n}"
+    if error is not None:
+        end = dumps(document_with_error({}, error)).replace("{", ",", 1)
     sys.stdout.write(f"\n  ]{end}\n")

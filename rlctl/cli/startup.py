@@ -92,35 +92,43 @@ def print_end(run: RunDir, state: str, seconds: float) -> None:
     The error of a failed run follows, so only the step from which it resumes is printed.
     """
     from rlctl.runs.events import alarms_of, read_events
-    from rlctl.tracking.destination import commands_of, destinations, line
     from rlctl.tracking.jsonl import metric_rows
 
     if run.record.skipped_rows:
         notice(f"training rows left out: {counted(run.record.skipped_rows)}")
-    name, unreported, next_commands = _selector(run), list[Row](), list[str]()
+    name = _selector(run)
+    unreported: list[Row] = []
+    next_commands: list[str] = []
     if state != "finished":
         from rlctl.cli.unfinished import resume_commands, unreported_rows
 
-        next_commands, unreported = resume_commands(run, name), unreported_rows(run)
+        next_commands += resume_commands(run, name)
+        unreported += unreported_rows(run)
     events = read_events(run.path)
-    trackers = destinations(events)
+    places = _places(events)
     if state == "failed":
-        for name, place in trackers.items():
-            notice(f"{name}: {line(place)}")
+        for tracker, place in places:
+            notice(f"{tracker}: {place}")
         return
-    next_commands += [*_next_commands(run, name), *commands_of(trackers, name)]
+    next_commands += _next_commands(run, name)
+    if places:
+        from rlctl.tracking.destination import commands_of, destinations
+
+        next_commands += commands_of(destinations(events), name)
     rows = chain(metric_rows(run.metrics), unreported)
     print_summary(state, run.path, rows, seconds, alarms_of(events), next_commands)
 
 
 def _next_commands(run: RunDir, name: str) -> list[str]:
     """Return the commands that work on the run as it is."""
-    has_samples = any(run.path.glob("generations/*"))
-    samples = [f"rlctl show {name} --samples"] if has_samples else []
-    commands = [f"rlctl show {name}", *samples, f"rlctl report {name}"]
+    commands = [f"rlctl show {name}"]
+    if any(run.path.glob("generations/*")):
+        commands.append(f"rlctl show {name} --samples")
+    commands.append(f"rlctl report {name}")
     if saved := [*by_step(run.path / "checkpoints").values()]:
-        evaluated = [f"rlctl eval {name}"] if (saved[-1] / "huggingface").is_dir() else []
-        commands += [*evaluated, f"rlctl export {name} DIR"]
+        if (saved[-1] / "huggingface").is_dir():
+            commands.append(f"rlctl eval {name}")
+        commands.append(f"rlctl export {name} DIR")
     return commands
 
 
@@ -128,17 +136,18 @@ def _selector(run: RunDir) -> str:
     """Return the run's name, or its folder where other commands would not find the name."""
     from rlctl.runs.naming import DEFAULT_ROOT
 
-    name, root = run.path.name, run.path.parent.parent
+    name = run.path.name
+    root = run.path.parent.parent
     usual = Path(os.environ.get(RUNS_VARIABLE) or DEFAULT_ROOT)
     same_name = [project for project in root.iterdir() if (project / name).is_dir()]
-    try:
-        is_found = root.samefile(usual) and len(same_name) == 1
-    except OSError:  # also where the working folder no longer exists
-        is_found = False
-    return shlex.quote(name if is_found else str(run.path))
+    with suppress(OSError):  # the working folder may no longer exist
+        if root.samefile(usual) and len(same_name) == 1:
+            return shlex.quote(name)
+    return shlex.quote(str(run.path))
 
 
-_ACTOR, _CRITIC = "actor/lr", "critic/lr"  # of a step that has updated them
+_ACTOR = "actor/lr"  # of a step that has updated it
+_CRITIC = "critic/lr"
 _FAILURES = "reward/num_failed", "reward/num_timed_out", "agent/num_failed"
 _SHOWN = {"step", *REWARD, *LOSS, *SECONDS, *TOKENS, _ACTOR, _CRITIC, *_FAILURES}
 
@@ -156,6 +165,8 @@ def print_summary(
 
     `rows` are as `metric_rows` yields them, `alarms` as `alarms_of` returns them.
     """
+    from rlctl.runs.events import read_events
+
     # Of a long run, all metrics would need gigabytes.
     rows = [
         {name: row[name] for name in row if name in _SHOWN or name.startswith("val")}
@@ -166,34 +177,34 @@ def print_summary(
     trained = [row for row in rows if any(not name.startswith(("step", "val")) for name in row)]
     steps = plural(len(trained), "step")
     console = SafeConsole(stderr=True)
-    tokens = f", {count(head.tokens)} tokens" if head.tokens else ""
-    colour = "bold green" if state == "finished" else "bold yellow"
-    console.print(
-        Text.assemble((state, colour), f": {steps} in {duration(seconds)}{tokens}"),
-        soft_wrap=True,
-    )
+    took = f": {steps} in {duration(seconds)}"
+    if head.tokens:
+        took += f", {count(head.tokens)} tokens"
+    colour = "bold yellow"
+    if state == "finished":
+        colour = "bold green"
+    console.print(Text.assemble((state, colour), took), soft_wrap=True)
+    labels = ["next", *[""] * len(next_commands)]
+    commands = [Text(command, style="cyan") for command in next_commands]
     lines = [
         *_lines(head, rows),
         *_warnings(rows, alarms),
         ("run", Text(str(folder))),
-        *_places(folder),
-        *(
-            ("" if index else "next", Text(command, style="cyan"))
-            for index, command in enumerate(next_commands)
-        ),
+        *((name, Text(place)) for name, place in _places(read_events(folder))),
+        *zip(labels, commands, strict=False),
     ]
     width = max(len(label) for label, _ in lines)
     for label, value in lines:
         console.print(Text.assemble((f"  {label:{width}}", "dim"), "  ", value), soft_wrap=True)
 
 
-def _places(folder: Path) -> Iterator[tuple[str, Text]]:
-    """Yield the trackers, and where their data are."""
-    from rlctl.runs.events import read_events
+def _places(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the trackers besides the console, and where their data are."""
+    if not any("tracker" in event for event in events):
+        return []
     from rlctl.tracking.destination import destinations, line
 
-    for name, place in destinations(read_events(folder)).items():
-        yield name, Text(line(place))
+    return [(name, line(place)) for name, place in destinations(events).items()]
 
 
 def _lines(head: RunSummary, rows: Sequence[Row]) -> list[tuple[str, Text]]:
@@ -207,7 +218,10 @@ def _lines(head: RunSummary, rows: Sequence[Row]) -> list[tuple[str, Text]]:
         steps = [row["step"] for row in rows if figure(row, (head.metric,)) is not None]
         if steps == [0] and len(rows) > 1:
             value = f"{first} at step 0; not validated later, see trainer.test_freq"
-        lines.append(("accuracy" if is_accuracy(head.metric) else "validation", Text(value)))
+        label = "validation"
+        if is_accuracy(head.metric):
+            label = "accuracy"
+        lines.append((label, Text(value)))
     for name, names in (("reward", REWARD), ("loss", LOSS)):
         values = [value for row in rows if (value := figure(row, names)) is not None]
         if values:
@@ -222,7 +236,8 @@ def _warnings(
     failed, late, lost = (int(sum(row.get(name) or 0 for row in rows)) for name in _FAILURES)
     if failed:
         text = f"the reward of {plural(failed, 'response')} failed"
-        text += f"; {plural(late, 'call')} took longer than reward.timeout_s" if late else ""
+        if late:
+            text += f"; {plural(late, 'call')} took longer than reward.timeout_s"
         yield "warning", Text(text, style="yellow")
     if lost:
         yield "warning", Text(f"{plural(lost, 'episode')} failed", style="yellow")
@@ -235,5 +250,8 @@ def _warnings(
         if more:
             text += f", {len(more) + 1} times"
         over = (more or [first])[-1]["over"]
-        text += f" ({first['hint']})" if over is None else f", until step {over}"
+        if over is None:
+            text += f" ({first['hint']})"
+        else:
+            text += f", until step {over}"
         yield "alarm", Text(text, style="yellow")

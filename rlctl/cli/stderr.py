@@ -37,7 +37,9 @@ def print_see_also(codes: Iterable[str]) -> None:
 
 def print_corrected(line: str, remaining: Sequence[Problem] = ()) -> None:
     """Print a command line that works in place of the user's, or what it still lacks, on stderr."""
-    label = "corrected in part" if remaining else "corrected"
+    label = "corrected"
+    if remaining:
+        label = "corrected in part"
     for problem in remaining:
         stderr().print(Text.assemble(("remains", "bold"), f": {visible(problem.message)}"))
     stderr().print(Text.assemble((label, "bold green"), f": {visible(line)}"))

@@ -88,7 +88,9 @@ def _head(table: Table) -> list[str]:
 
 
 def _text(cell: Any) -> str:
-    return cell.plain if isinstance(cell, Text) else str(cell)
+    if isinstance(cell, Text):
+        return cell.plain
+    return str(cell)
 
 
 def _tex(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Options `--max-time`, `--save-by` and `--retries`: time limits of a run and its restarts."""
+"""Time limits of a run and its restarts: `--max-time`, `--save-by` and `--retries`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -18,36 +18,10 @@ from rlctl.errors import UsageError
 from rlctl.recipes.durations import HINT, parse_duration
 from rlctl.redaction import redact_word
 
-MaxTime = Annotated[
-    str | None,
-    typer.Option(
-        "--max-time",
-        metavar="TIME",
-        help="Save and exit with code 0 within this time: 3h50m, 90m or 3:50:00.",
-    ),
-]
-SaveBy = Annotated[
-    str | None,
-    typer.Option(
-        "--save-by",
-        metavar="WHEN",
-        help="Save and exit with code 0 before this time: 23:30 or 2026-11-22T06:00.",
-    ),
-]
-Retries = Annotated[
-    int,
-    typer.Option(
-        "--retries",
-        metavar="N",
-        min=0,
-        help="Restart a crashed run from its latest checkpoint, at most N times.",
-    ),
-]
-
 
 @dataclass(frozen=True)
 class Limits:
-    """Values of the three options."""
+    """Values of the options in `limit_options`."""
 
     max_time: str | None
     save_by: str | None
@@ -69,10 +43,14 @@ class Limits:
         Later changes of the system's clock do not move it. Raises UsageError for an invalid or past
         time.
         """
-        left = [_duration(self.max_time)] if self.max_time else []
+        left: list[timedelta] = []
+        if self.max_time:
+            left.append(_duration(self.max_time))
         if self.save_by:
             left.append(_moment(self.save_by) - datetime.now().astimezone())
-        return time.monotonic() + min(left).total_seconds() if left else None
+        if not left:
+            return None
+        return time.monotonic() + min(left).total_seconds()
 
     def supervise(
         self, words: Sequence[str], folder: Path, inline: bool, overrides: Sequence[str]
@@ -88,11 +66,13 @@ class Limits:
         end = self.end_by()
 
         def options() -> list[str]:
-            left = math.ceil(max(1.0, end - time.monotonic())) if end is not None else None
-            return [
-                *(["--inline"] if inline else []),
-                *(["--max-time", f"{left}s"] if left is not None else []),
-            ]
+            words: list[str] = []
+            if inline:
+                words.append("--inline")
+            if end is not None:
+                left = math.ceil(max(1.0, end - time.monotonic()))
+                words += ["--max-time", f"{left}s"]
+            return words
 
         again = ["resume", str(folder), *secrets]
         raise typer.Exit(supervise(words, again, options, folder, self.retries, notice))
@@ -111,13 +91,12 @@ def _moment(text: str) -> datetime:
     now = local.astimezone()
     try:
         if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text):
-            hours, minutes, *seconds = map(int, text.split(":"))
+            hours, minutes, seconds, *_ = map(int, f"{text}:0".split(":"))
             # Without an offset until the day is known: it changes with daylight saving time.
-            today = local.replace(
-                hour=hours, minute=minutes, second=seconds[0] if seconds else 0, microsecond=0
-            )
-            moment = today.astimezone()
-            return moment if moment > now else (today + timedelta(days=1)).astimezone()
+            today = local.replace(hour=hours, minute=minutes, second=seconds, microsecond=0)
+            if today.astimezone() <= now:
+                today += timedelta(days=1)
+            return today.astimezone()
         moment = datetime.fromisoformat(text).astimezone()
     except ValueError as error:
         raise UsageError(

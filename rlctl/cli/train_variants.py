@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 from rlctl.cli.stderr import notice
 from rlctl.cli.time_limits import Limits
@@ -30,13 +31,13 @@ def from_name(
 
 def train_with_retries(
     words: list[str], settings: list[str], recipe: Recipe, inline: bool, limits: Limits
-) -> None:
+) -> NoReturn:
     """Train in a child process, and resume the run after crashes; exit with the last code."""
     from rlctl.runs.naming import fresh_name
 
     trainer = recipe.config.trainer
     name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))
     folder = Path(trainer.run_dir) / trainer.project_name / name
-    named = hydra_text("trainer.experiment_name", name)
-    own = [] if trainer.experiment_name else [named]
-    limits.supervise([*words, *own], folder, inline, settings)
+    if not trainer.experiment_name:
+        words = [*words, hydra_text("trainer.experiment_name", name)]
+    limits.supervise(words, folder, inline, settings)

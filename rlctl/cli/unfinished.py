@@ -21,7 +21,8 @@ _LOAD = "trainer.checkpoint.load_contents"
 
 def resume_commands(run: RunDir, name: str) -> list[str]:
     """Print from which point a run is resumed, and return the command for it, if there is one."""
-    last, parent = _last_step(run), run.record.parent
+    last = _last_step(run)
+    parent = run.record.parent
     command = f"rlctl resume {name}"
     if steps := _store(run).steps():
         is_pending = _pending(run) is not None

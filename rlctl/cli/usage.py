@@ -63,20 +63,24 @@ def explain(message: str, error: Any, words: Sequence[str]) -> Problem:
     The hint is an example of the command where it has one.
     """
     context = getattr(error, "ctx", None)
-    path = context.command_path if context else "rlctl"
+    path = "rlctl"
+    epilog = ""
+    if context:
+        path = context.command_path
+        epilog = getattr(context.command, "epilog", None) or ""
     fix: Fix | None = None
     given = getattr(error, "option_name", None)
     if match := re.match(r"no such command '(.+?)'", message):
         message = match[0]
-        kind = "commands" if path == "rlctl" else path.replace("rlctl ", "commands.", 1)
+        kind = ".".join(["commands", *path.split()[1:]])
         if (problem := removed(kind, match[1])) is not None:
             return problem
         fix = _command(path, context, match[1])
     elif given and message.startswith("no such option"):
         message = f"no such option: {given}"
-        fix = None if given in _HYDRA else _option(path, context, error, given, words)
+        if given not in _HYDRA:
+            fix = _option(path, context, error, given, words)
     hint = f"`{path} --help` lists arguments and options"
-    epilog = (getattr(context.command, "epilog", None) or "") if context else ""
     example = _EXAMPLE.search(re.sub(r"\\\n\s*", "", epilog))
     if example and fix is None:
         hint = f"for example `{example[0].strip()}`; {hint}"
@@ -102,8 +106,12 @@ def _command(path: str, context: Any, given: str) -> Fix | None:
     if "show" in known and (Path(given).suffix or Path(given).exists()):
         return given, ("show", given)
     longer = [name for name in known if name.startswith(given)]
-    near = longer[0] if len(longer) == 1 else closest(given, known)
-    return (given, near) if near else None
+    if len(longer) == 1:
+        return given, longer[0]
+    near = closest(given, known)
+    if near is None:
+        return None
+    return given, near
 
 
 def _option(path: str, context: Any, error: Any, given: str, words: Sequence[str]) -> Fix | None:
@@ -112,7 +120,8 @@ def _option(path: str, context: Any, error: Any, given: str, words: Sequence[str
         return given, _WORDS[path][given]
     if path == "rlctl train":  # the algorithm is left out
         return ("train",), ("train", "ppo")
-    name, place = given.lstrip("-"), _place(words, given)
+    name = given.lstrip("-")
+    place = _place(words, given)
     if place is None:
         return None
     takes_overrides = any(parameter.name == "overrides" for parameter in context.command.params)
@@ -156,7 +165,9 @@ def _recipe(given: str) -> str | None:
     if given in recipes:
         return given
     near = closest(given, recipes)
-    return near if near and len(given) > 3 and "_" in near else None
+    if near is None or len(given) <= 3 or "_" not in near:
+        return None
+    return near
 
 
 def _bases(recipe: str) -> list[str]:
@@ -165,7 +176,9 @@ def _bases(recipe: str) -> list[str]:
     from rlctl.recipes.yaml_sources import read
 
     path = library_recipes().get(recipe)
-    return [name.removesuffix("_trainer") for name in read(path).included] if path else []
+    if path is None:
+        return []
+    return [name.removesuffix("_trainer") for name in read(path).included]
 
 
 # Commands that take overrides, which may be added at their end.
@@ -201,31 +214,36 @@ def corrected(words: Sequence[str], problems: Sequence[Problem]) -> str | None:
 
     The line is quoted for a shell. Secrets in it are replaced; so are those in the fixes.
     """
-    line, changed = [redact_word(word) for word in words], set[str]()
+    line = [redact_word(word) for word in words]
+    changed: set[str] = set()
     for before, after in (problem.fix for problem in problems if problem.fix is not None):
         if isinstance(before, tuple) or isinstance(after, tuple):
             if _replace(line, _words(before), _words(after)):
                 changed.update(_words(before))
             continue
-        given, instead = before, after
-        key = _key(given)
+        key = _key(before)
         if key in changed:  # by another problem of the same key
             continue
         changed.add(key)
-        place = _find(line, given)
+        place = _find(line, before)
         if place is not None:
             name, equals, value = line[place].partition("=")
-            is_value = equals and value == given
-            line[place] = f"{name}={instead}" if is_value else instead
-        elif "=" not in given and instead.startswith(f"{given}=") and _TAKES_OVERRIDES & {*line}:
-            line.append(instead)
+            line[place] = after
+            if equals and value == before:
+                line[place] = f"{name}={after}"
+        elif "=" not in before and after.startswith(f"{before}=") and _TAKES_OVERRIDES & {*line}:
+            line.append(after)
         else:
             changed.discard(key)
-    return f"rlctl {shlex.join(line)}" if changed else None
+    if not changed:
+        return None
+    return f"rlctl {shlex.join(line)}"
 
 
 def _words(words: Words) -> list[str]:
-    return [words] if isinstance(words, str) else list(words)
+    if isinstance(words, str):
+        return [words]
+    return list(words)
 
 
 def _replace(line: list[str], given: list[str], instead: list[str]) -> bool:
@@ -239,12 +257,10 @@ def _replace(line: list[str], given: list[str], instead: list[str]) -> bool:
 
 def _find(line: Sequence[str], given: str) -> int | None:
     """Return the index of the last word that is `given`, or has this key or value."""
-    found = [
-        index
-        for index, word in enumerate(line)
-        if given in (word, _key(word)) or ("=" in word and word.partition("=")[2] == given)
-    ]
-    return found[-1] if found else None
+    for index, word in reversed([*enumerate(line)]):
+        if given in (word, _key(word)) or ("=" in word and word.partition("=")[2] == given):
+            return index
+    return None
 
 
 def _key(word: str) -> str:

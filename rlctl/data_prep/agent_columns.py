@@ -75,7 +75,7 @@ def agent_name(record: Mapping[str, Any]) -> str:
 def with_agent_columns(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record's `extra_info` with the columns for episodes that have content.
 
-    With `env_class`, they are all columns that have no place of their own in a row.
+    With `env_class`, they are all columns that have no other place in a row.
     """
     names = record if record.get(ENV_CLASS) else AGENT_COLUMNS
     columns = {
@@ -101,7 +101,7 @@ def agent_problems(rows: Sequence[PromptRow], multi_turn: bool) -> Iterator[Prob
         if unknown := {row.agent_name for row in rows} - {"", SINGLE_TURN, TOOL_AGENT}:
             yield Problem(
                 f"unknown agent_name: {', '.join(sorted(unknown))}",
-                hint=f"{TOOL_AGENT} or {SINGLE_TURN}; an environment of your own is "
+                hint=f"{TOOL_AGENT} or {SINGLE_TURN}; your environment is "
                 "actor_rollout_ref.rollout.agent.environment=module:Class",
             )
         return

@@ -171,8 +171,8 @@ def train_and_validation(
     Only training solutions are `careless`.
     """
     problems = _problems(num_train + num_val, seed, level)  # with different questions
-    train, val = problems[:num_train], problems[num_train:]
-    return _rows(train, seed, careless, "train"), _rows(val, seed, 0.0, "val")
+    train = _rows(problems[:num_train], seed, careless, "train")
+    return train, _rows(problems[num_train:], seed, 0.0, "val")
 
 
 def _rows(problems: list[Problem], seed: int, careless: float, split: str) -> list[PromptRow]:
@@ -180,7 +180,7 @@ def _rows(problems: list[Problem], seed: int, careless: float, split: str) -> li
         raise UsageError(
             f"careless must be a probability, given {careless}", hint="use a number from 0 to 1"
         )
-    coin = random.Random(f"careless-{seed}")  # own stream, so that the questions do not change
+    coin = random.Random(f"careless-{seed}")  # another stream: the questions do not change
     rows = []
     for index, problem in enumerate(problems):
         answer = problem.solution(stop_early=coin.random() < careless)
@@ -214,7 +214,9 @@ def _problems(count: int, seed: int, level: int) -> list[Problem]:
     rng = random.Random(seed)
     while len(unique) < count:
         problem = _draw(rng, LEVELS[level])
-        repeats = repeats + 1 if problem.question in unique else 0
+        repeats += 1
+        if problem.question not in unique:
+            repeats = 0
         unique.setdefault(problem.question, problem)
         if repeats > MAX_REPEATS:
             raise UsageError(
@@ -230,7 +232,9 @@ def _draw(rng: random.Random, level: Level) -> Problem:
     he, him = PEOPLE[name]
     words = {"name": name, "he": he, "him": him, "items": items}
     num_steps = rng.choice(level.steps)
-    sentences, equations, values = [], [], []
+    sentences: list[str] = []
+    equations: list[str] = []
+    values: list[int] = []
     value = rng.randint(2, level.largest_given)
     if rng.random() < 0.25:
         factor = rng.randint(2, level.largest_factor)

@@ -27,18 +27,17 @@ def arithmetic_pairs(
     The splits share no question. The same seed makes the same rows. The wrong ones are those of
     `miscounted_solution` if `miscounted`, else those of `wrong_solution`.
     """
-    make: Callable[[str, random.Random], str] = (
-        miscounted_solution if miscounted else wrong_solution
-    )
+    make: Callable[[str, random.Random], str] = wrong_solution
+    if miscounted:
+        make = miscounted_solution
     rows = generate(num_train + num_val, seed=seed, level=_LEVEL, careless=0.0, split="train")
     rng = random.Random(f"pairs-{seed}")
     for index, row in enumerate(rows):
         chosen = row.extra_info.pop("answer")
-        row.extra_info.update(
-            split="train" if index < num_train else "val",
-            chosen=chosen,
-            rejected=make(chosen, rng),
-        )
+        split = "train"
+        if index >= num_train:
+            split = "val"
+        row.extra_info.update(split=split, chosen=chosen, rejected=make(chosen, rng))
     return {"train": rows[:num_train], "val": rows[num_train:]}
 
 

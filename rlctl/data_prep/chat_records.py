@@ -33,7 +33,9 @@ def chat_in(text: str) -> list[Any] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return value if is_chat(value) else None
+    if not is_chat(value):
+        return None
+    return value
 
 
 def ends_with_response(value: Any) -> bool:
@@ -89,7 +91,10 @@ def _keys(message: Any) -> tuple[str, str] | None:
 def _message(message: Mapping[str, Any], where: str) -> dict[str, str]:
     keys = _keys(message)
     assert keys is not None, "checked by is_chat"
-    role, content = str(message[keys[0]]), message.get(keys[1])
+    role = str(message[keys[0]])
+    content = message.get(keys[1])
     if not isinstance(content, str):
         raise ValueError(f"{where} has {keys[1]!r} {shortened(content)}, expected a text")
-    return {"role": _ROLES.get(role, role) if keys[0] == "from" else role, "content": content}
+    if keys[0] == "from":
+        role = _ROLES.get(role, role)
+    return {"role": role, "content": content}

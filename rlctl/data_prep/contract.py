@@ -11,7 +11,7 @@ from rlctl.data_prep.message_parts import IMAGE_KEY, shortened, text_of
 from rlctl.errors import ConfigError, Problem
 
 CONTRACT_HINT = (
-    "`rlctl prep jsonl` converts your own data; `rlctl data show FILE` shows the rows of a file"
+    "`rlctl prep jsonl` converts your data; `rlctl data show FILE` shows the rows of a file"
 )
 TRUTH_PATH = "reward_model.ground_truth"
 REWARD_SPEC = "reward_spec"  # name of `reward_model` in rows of SkyRL
@@ -35,8 +35,9 @@ def contract_hint(path: Path, columns: Iterable[str]) -> str:
     chat = next((names[name] for name in CHATS if name in names), None)
     if prompt is not None and answer is not None:
         return f"{command} {prompt} --answer-key {answer} --out data/mine"
-    of_chats = f"data.reader=chats (sft), or {command} {chat} --out data/mine"
-    return CONTRACT_HINT if chat is None else of_chats
+    if chat is None:
+        return CONTRACT_HINT
+    return f"data.reader=chats (sft), or {command} {chat} --out data/mine"
 
 
 def missing_columns(
@@ -50,7 +51,8 @@ def missing_columns(
     }
     if REWARD_SPEC in names:
         del needed["reward_model"]
-    hint, listing = contract_hint(path, names), ", ".join(names)
+    hint = contract_hint(path, names)
+    listing = ", ".join(names)
     return [
         Problem(f"no column {name!r} ({kind}); columns: {listing}", f"{path}, column {name}", hint)
         for name, kind in needed.items()
@@ -106,7 +108,9 @@ def _faults(
         message = f"column {reward_fn_key!r} is {source!r}, expected a non-empty text"
         yield Fault(_reason(reward_fn_key, source), message)
     chat = prompt_of(record, prompt_key)
-    messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
+    messages = chat
+    if isinstance(chat, str):
+        messages = [{"role": "user", "content": chat}]
     if not isinstance(messages, list) or not chat:
         yield Fault(
             _reason(prompt_key, chat),
@@ -117,7 +121,8 @@ def _faults(
     texts: list[Any] = []
     for position, message in enumerate(messages):
         fields = message if isinstance(message, dict) else {}
-        role, text = fields.get("role"), text_of(fields.get("content"))
+        role = fields.get("role")
+        text = text_of(fields.get("content"))
         texts.append(text)
         if not (isinstance(role, str) and role and isinstance(text, str)):
             yield Fault(
@@ -131,9 +136,12 @@ def _faults(
         for fault in image_faults(record[image_key], image_key, texts):
             yield Fault(f"{image_key} does not fit the prompt", fault)
     reward = record.get("reward_model")
-    truth = reward.get("ground_truth") if isinstance(reward, dict) else reward
+    name = "reward_model"
+    truth = reward
+    if isinstance(reward, dict):
+        name = TRUTH_PATH
+        truth = reward.get("ground_truth")
     if not isinstance(reward, dict) or truth is None:
-        name = TRUTH_PATH if isinstance(reward, dict) else "reward_model"
         yield Fault(
             _reason(name, truth),
             f"column 'reward_model' is {shortened(reward)}, "
@@ -150,7 +158,9 @@ def _faults(
 def _reason(name: str, value: Any) -> str:
     if value is None:
         return f"{name} is null"
-    return f"{name} {'has the wrong type' if value or value == 0 else 'is empty'}"
+    if value or value == 0:
+        return f"{name} has the wrong type"
+    return f"{name} is empty"
 
 
 def raise_capped(problems: list[Problem], path: Path) -> None:

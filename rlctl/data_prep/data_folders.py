@@ -29,11 +29,13 @@ def matching_files(pattern: Path, split: str, suffixes: Collection[str]) -> list
     found = [Path(path) for path in sorted(glob.glob(str(pattern), recursive=True))]
     if not found:
         raise NotFoundError("no file matches the pattern", where=str(pattern))
-    return [
-        file
-        for path in found
-        for file in (files_of_split(path, None, split, suffixes) if path.is_dir() else [path])
-    ]
+    files: list[Path] = []
+    for path in found:
+        if path.is_dir():
+            files += files_of_split(path, None, split, suffixes)
+        else:
+            files.append(path)
+    return files
 
 
 def files_of_split(
@@ -63,4 +65,6 @@ def _configuration(file: Path, split: str) -> str | None:
         folders = folders[: folders.index(split)]
     elif not re.fullmatch(rf"{re.escape(split)}(?:[-_.].*)?", file.name):
         return None
-    return "/".join(folders[1:] if folders[:1] == ("data",) else folders)
+    if folders[:1] == ("data",):
+        folders = folders[1:]
+    return "/".join(folders)

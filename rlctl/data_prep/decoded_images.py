@@ -14,7 +14,8 @@ from rlctl.errors import ConfigError, MissingExtraError
 # Formats that are decoded: others run programs (EPS) or are seldom tried against bad files.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _MAX_PIXELS = 64_000_000  # 192 MB in RGB; a camera's are below
-_ORIENTATION, _TURNED = 0x0112, range(5, 9)  # tag of EXIF, and its values for a quarter turn
+_ORIENTATION = 0x0112  # tag of EXIF
+_TURNED = range(5, 9)  # its values for a quarter turn
 
 
 def require_pillow(where: str) -> None:
@@ -31,15 +32,18 @@ def opened(content: bytes) -> Any:
     from PIL import ImageOps
 
     with _decoding(content) as image:
-        is_upright = _orientation(image) == 1
-        return (image if is_upright else ImageOps.exif_transpose(image)).convert("RGB")
+        if _orientation(image) == 1:
+            return image.convert("RGB")
+        return ImageOps.exif_transpose(image).convert("RGB")
 
 
 def size_of(content: bytes) -> tuple[int, int]:
     """Return width and height of an image, upright, from its header. Raises ConfigError."""
     with _decoding(content) as image:
         width, height = image.size
-        return (height, width) if _orientation(image) in _TURNED else image.size
+        if _orientation(image) in _TURNED:
+            return height, width
+        return width, height
 
 
 def _orientation(image: Any) -> int:

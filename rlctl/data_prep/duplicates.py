@@ -20,7 +20,8 @@ def keep_equal_together(rows: Iterable[PromptRow], chosen: frozenset[int]) -> fr
     Equal rows go where the first of them is; `chosen` is returned if that would empty a split.
     """
     first: dict[bytes, int] = {}
-    together, count = set(chosen), 0
+    together = set(chosen)
+    count = 0
     for index, row in enumerate(rows):
         count += 1
         owner = first.setdefault(_digest(row), index)

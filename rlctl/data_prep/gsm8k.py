@@ -43,7 +43,9 @@ class Gsm8kParams(ToolsParams):
 def gsm8k(params: Gsm8kParams) -> dict[str, list[PromptRow]]:
     """GSM8K: 7,473 training and 1,319 test problems, in train.parquet and test.parquet."""
     names = params.tool_names()
-    instruction = INSTRUCTION_WITH_TOOLS if names else INSTRUCTION
+    instruction = INSTRUCTION
+    if names:
+        instruction = INSTRUCTION_WITH_TOOLS
     splits = load_gsm8k(params.source, instruction)
     return {split: with_tools(rows, names) for split, rows in splits.items()}
 
@@ -55,21 +57,19 @@ def load_gsm8k(source: Path | None, instruction: str = INSTRUCTION) -> dict[str,
     `test*.parquet`, which may be in `main/`. Raises NotFoundError for missing files, ConfigError
     for malformed records, ResourceError if the hub cannot be reached.
     """
-    return {
-        split: list(
-            convert(
-                _find(source, split) if source else [_download(split)],
-                partial(_row, split=split, instruction=instruction),
-            )
-        )
-        for split in SPLITS
-    }
+    splits: dict[str, list[PromptRow]] = {}
+    for split in SPLITS:
+        files = _find(source, split) if source is not None else [_download(split)]
+        splits[split] = list(convert(files, partial(_row, split=split, instruction=instruction)))
+    return splits
 
 
 def _row(record: Any, index: int, path: Path, *, split: str, instruction: str) -> PromptRow:
     del path
-    fields = record if isinstance(record, dict) else {}
-    question, answer = fields.get("question"), fields.get("answer")
+    question = answer = None
+    if isinstance(record, dict):
+        question = record.get("question")
+        answer = record.get("answer")
     if not (isinstance(question, str) and isinstance(answer, str) and _MARK in answer):
         raise ValueError(
             "not a GSM8K record: expected {question, answer}, both text, "

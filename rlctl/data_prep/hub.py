@@ -1,4 +1,4 @@
-"""Quick connection test for the Hugging Face hub, whose own client retries for half a minute."""
+"""Quick connection test for the Hugging Face hub, whose client retries for half a minute."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def not_downloaded(model: str, where: str) -> ResourceError:
 def hub_parquet(name: str, split: str, config: str | None) -> list[Path]:
     """Return the parquet files of a split of the hub's data set `name`, downloaded if necessary.
 
-    They are the hub's own conversion, which exists for data sets of any format. `config` is one of
+    They are the hub's conversion, which exists for data sets of any format. `config` is one of
     its configurations; None: the only one. Raises ResourceError without a network or a cached copy,
     NotFoundError for an unknown split or configuration, ConfigError if one must be chosen.
     """
@@ -117,4 +117,6 @@ def one_configuration(name: str, configs: Collection[str], split: str, wanted: s
             where=name,
             hint=f"choose one: {name}:{example}/{split}",
         )
-    return next(iter(configs)) if wanted is None else wanted
+    if wanted is None:
+        return next(iter(configs))
+    return wanted

@@ -45,7 +45,9 @@ def _image(value: Any) -> Image:
         return buffer.getvalue()
     if isinstance(value, bytes | str) and value:
         return value
-    kind = type(value).__name__ if value else "empty value"
+    kind = "empty value"
+    if value:
+        kind = type(value).__name__
     raise ValueError(f"an image is bytes, a path, or {{bytes, path}}, not {kind}")
 
 
@@ -88,7 +90,9 @@ def image_faults(value: Any, image_key: str, texts: Sequence[Any]) -> list[str]:
 def _parts(text: str, images: Iterator[Image]) -> list[dict[str, Any]]:
     """Return the content parts of a text with placeholders of the next `images`."""
     first, *others = text.split(PLACEHOLDER)
-    parts: list[dict[str, Any]] = [{"type": "text", "text": first}] if first else []
+    parts: list[dict[str, Any]] = []
+    if first:
+        parts.append({"type": "text", "text": first})
     for other in others:
         image = next(images, None)
         parts.append({"type": "image", "image": image and content_of(image)})
@@ -104,12 +108,14 @@ def with_parts(messages: Sequence[Mapping[str, Any]], images: Sequence[Image]) -
     """
     if not images:
         return list(messages)
-    rest, used = iter(images), 0
+    rest = iter(images)
+    used = 0
     found: list[Any] = []
     for message in messages:
         content = message["content"]
         if isinstance(content, str) and PLACEHOLDER in content:
-            content, used = _parts(content, rest), used + content.count(PLACEHOLDER)
+            used += content.count(PLACEHOLDER)
+            content = _parts(content, rest)
         found.append({**message, "content": content})
     if used not in (0, len(images)):
         raise ConfigError(f"the messages refer to {used} images, and the row has {len(images)}")

@@ -30,7 +30,8 @@ class Lengths:
 
     def histogram(self) -> list[tuple[int, int, int]]:
         """Return (first, last, count) of at most ten bins of equal width, both bounds inclusive."""
-        low, high = self.values[0], self.values[-1]
+        low = self.values[0]
+        high = self.values[-1]
         width = (high - low) // NUM_BINS + 1
         starts = range(low, high + 1, width)
         return [

@@ -15,7 +15,9 @@ def text_of(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     texts = [_text(part) for part in content]
-    return content if None in texts else "".join(map(str, texts))
+    if None in texts:
+        return content
+    return "".join(map(str, texts))
 
 
 def with_text(message: Any) -> Any:
@@ -36,4 +38,6 @@ def _text(part: Any) -> str | None:
 def shortened(value: Any) -> str:
     """Return the repr of a value, cut to 60 characters."""
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    if len(text) <= 60:
+        return text
+    return f"{text[:59]}…"

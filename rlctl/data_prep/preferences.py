@@ -125,11 +125,9 @@ def pair_of(record: Any, params: PreferencesParams) -> tuple[Chat, str, str]:
         raise ValueError("the conversations differ in more than the assistant's last message")
     if ends[0] == ends[1]:
         raise ValueError("both responses are the same")
-    prompt = (
-        _conversation(record[params.prompt_key], params.prompt_key, role="user")
-        if (params.prompt_key in record)
-        else []
-    )
+    prompt: list[Any] = []
+    if params.prompt_key in record:
+        prompt = _conversation(record[params.prompt_key], params.prompt_key, role="user")
     if start[: len(prompt)] != prompt and start[-len(prompt) :] != prompt:
         start = prompt + start
     if not start and not prompt:
@@ -148,7 +146,9 @@ def _conversation(value: Any, key: str, role: str = "assistant") -> Chat:
             {"role": _SPEAKERS[speaker], "content": text.strip()}
             for speaker, text in zip(parts[::2], parts[1::2], strict=True)
         ]
-        return chat if chat[-1]["content"] else chat[:-1]  # a prompt ends with "Assistant:"
+        if not chat[-1]["content"]:  # a prompt ends with "Assistant:"
+            chat.pop()
+        return chat
     if is_chat(value):
         return read_chat(value, key)
     raise ValueError(f"{key!r} is {shortened(value)}, expected a non-empty text or {FORMS}")

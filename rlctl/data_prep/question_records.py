@@ -1,4 +1,4 @@
-"""Data set from a user's own records of questions and answers."""
+"""Data set from a user's records of questions and answers."""
 
 from __future__ import annotations
 
@@ -112,27 +112,27 @@ class JsonlParams(TextParams):
     "--out data/mine --val-fraction 0.1",
 )
 def jsonl(params: JsonlParams) -> dict[str, RowSource]:
-    """Your own questions and answers: train.parquet and, with --val-fraction, val.parquet."""
+    """Your questions and answers: train.parquet and, with --val-fraction, val.parquet."""
     files = record_files(params.files, TRAIN)
     source = params.data_source or name_of(params.files)
     keys = (params.prompt_key, params.answer_key, source, params.system, params.instruction)
     fields = Fields(*keys, params.image_key)
     if params.image_key is not None:
         require_pillow("--image-key")
-    form, skips = params.form(), params.skip_invalid
+    form = params.form()
 
-    def read(skipped: list[Problem] | None) -> Iterator[PromptRow]:
-        return rows_from_records(files, fields, form, skipped)
+    def read(skipped: list[Problem]) -> Iterator[PromptRow]:
+        if params.skip_invalid:
+            return rows_from_records(files, fields, form, skipped)
+        return rows_from_records(files, fields, form, None)
 
-    skipped: list[Problem] | None = [] if skips else None
+    skipped: list[Problem] = []
     count = sum(1 for _ in read(skipped))
-    report_skipped(skipped or (), count + len(skipped or ()))
+    report_skipped(skipped, count + len(skipped))
     if not count:
-        raise_capped(skipped or [], files[0])
-    rows = split_source(
-        lambda: read([] if skips else None), params.val_fraction, params.seed, count
-    )
-    return Splits(rows, len(skipped or ()))
+        raise_capped(skipped, files[0])
+    rows = split_source(lambda: read([]), params.val_fraction, params.seed, count)
+    return Splits(rows, len(skipped))
 
 
 def split_source(
@@ -149,12 +149,15 @@ def split_source(
     chosen = _validation_indices(count, fraction, seed)
     if chosen:
         chosen = keep_equal_together(read(), chosen)
-    splits = ("train", "val") if chosen else ("train",)
+    splits = ["train"]
+    if chosen:
+        splits.append("val")
     sizes = {"train": count - len(chosen), "val": len(chosen)}
 
     def part(split: str) -> Iterator[PromptRow]:
-        is_val, rows = split == "val", enumerate(read())
-        return labelled((row for index, row in rows if (index in chosen) == is_val), split)
+        is_val = split == "val"
+        rows = (row for index, row in enumerate(read()) if (index in chosen) == is_val)
+        return labelled(rows, split)
 
     return {split: StreamedRows(sizes[split], partial(part, split)) for split in splits}
 
@@ -208,9 +211,10 @@ def _validation_indices(count: int, fraction: float, seed: int) -> frozenset[int
 
 def row_of(record: Any, index: int, fields: Fields) -> PromptRow:
     """Return the row of one record. Raises ValueError for one that is no problem."""
-    prompt, extra_info = value_at(record, fields.prompt_key), _other_columns(record, fields)
-    prompt = (chat_in(prompt) or prompt) if isinstance(prompt, str) else prompt
-    chat, answer = _chat(prompt, fields), None
+    prompt = _opened(value_at(record, fields.prompt_key))
+    extra_info = _other_columns(record, fields)
+    chat = _chat(prompt, fields)
+    answer = None
     if isinstance(prompt, str):
         extra_info = {"question": prompt, **extra_info}
     elif fields.takes_last or (len(chat) > 1 and chat[-1]["role"] == ASSISTANT):
@@ -220,15 +224,23 @@ def row_of(record: Any, index: int, fields: Fields) -> PromptRow:
         answer = value_at(record, fields.answer_key)
     if answer is None or answer != answer:  # NaN: pandas writes it for a missing number
         raise ValueError(f"{fields.answer_key!r} is null")
-    answer = (chat_in(answer) or answer) if isinstance(answer, str) else answer
+    answer = _opened(answer)
     if is_chat(answer):
         answer = last_response(read_chat(answer, str(fields.answer_key)), str(fields.answer_key))
     if fields.instruction:
         chat[-1]["content"] = f"{chat[-1]['content']} {fields.instruction}"
     if fields.system:
         chat.insert(0, {"role": "system", "content": fields.system})
-    truth = answer if isinstance(answer, str | list | dict) else str(answer)
-    return PromptRow(fields.data_source, chat, truth, extra_info={"index": index, **extra_info})
+    if not isinstance(answer, str | list | dict):
+        answer = str(answer)
+    return PromptRow(fields.data_source, chat, answer, extra_info={"index": index, **extra_info})
+
+
+def _opened(value: Any) -> Any:
+    """Return the chat in a JSON text, any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    return chat_in(value) or value
 
 
 def with_images(row: PromptRow, key: str | None, record: Any, folder: Path) -> PromptRow:
@@ -266,12 +278,14 @@ def _chat(prompt: Any, fields: Fields) -> Chat:
 
 def _other_columns(record: dict[str, Any], fields: Fields) -> dict[str, Any]:
     """Return the columns without prompt and answer, as JSON has them; `extra_info` is opened."""
-    own = ("index", fields.prompt_key, fields.answer_key, fields.image_key)
-    found = {name: _plain(value) for name, value in record.items() if name not in own}
+    used = ("index", fields.prompt_key, fields.answer_key, fields.image_key)
+    found = {name: _plain(value) for name, value in record.items() if name not in used}
     nested = found.pop("extra_info", None)
     if isinstance(nested, dict):
-        return {**found, **{name: item for name, item in nested.items() if name not in own}}
-    return found if nested is None else {**found, "extra_info": nested}
+        return {**found, **{name: item for name, item in nested.items() if name not in used}}
+    if nested is not None:
+        found["extra_info"] = nested
+    return found
 
 
 def _plain(value: Any) -> Any:

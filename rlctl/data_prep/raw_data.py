@@ -46,7 +46,8 @@ _ANSWERS = (
 )
 _IMAGES = ("images", "image")
 _NUMBER = re.compile(r"\s*[-+]?[$€£]?\d[\d,]*(?:\.\d+)?%?\s*")
-_MARK, _BOXED = "####", "\\boxed{"
+_MARK = "####"
+_BOXED = "\\boxed{"
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,12 @@ class RawData:
         values: dict[str, Any] = {}
         for record in self.records:
             for name, value in record.items():
-                inner = value.items() if isinstance(value, dict) else ()
-                for path, item in (
-                    (name, value),
-                    *((f"{name}.{key}", item) for key, item in inner),
-                ):
-                    values[path] = item if values.get(path) is None else values[path]
+                fields = {name: value}
+                if isinstance(value, dict):
+                    fields |= {f"{name}.{key}": item for key, item in value.items()}
+                for path, item in fields.items():
+                    if values.get(path) is None:
+                        values[path] = item
         return values
 
     @property
@@ -101,7 +102,9 @@ class RawData:
             return named
         if ends_with_response(self.columns().get(prompt)):
             return prompt
-        return left[0] if len(left) == 1 else None
+        if len(left) != 1:
+            return None
+        return left[0]
 
     def guess_prompt(self) -> str | None:
         """Return the column with the longest texts, or None: a default for who is asked."""
@@ -115,8 +118,9 @@ class RawData:
         """Return the column after the prompt's, or the first other one, or None."""
         names = self._names("text", "number")
         others = [name for name in names if name != prompt]
-        after = names[names.index(prompt) + 1 :] if prompt in names else []
-        return next(iter([*after, *others]), None)
+        if prompt in names:
+            others = [*names[names.index(prompt) + 1 :], *others]
+        return next(iter(others), None)
 
     def _names(self, *kinds: str) -> list[str]:
         return [name for name, value in self.columns().items() if kind_of(value) in kinds]
@@ -138,7 +142,8 @@ def find_raw(source: str, validation: str | None, form: TextForm | None = None) 
         ":" not in source or source.endswith("/")
     ):
         held_out = next(filter(None, (split_files(source, split) for split in VALIDATIONS)), [])
-        held_out = [] if held_out == training else held_out
+        if held_out == training:
+            held_out = []
     form = form or TextForm()
     wrong: list[Problem] = []
     read = chain.from_iterable(read_records(file, form, wrong) for file in training)
@@ -170,7 +175,9 @@ def kind_of(value: Any) -> str:
         return "text"
     if is_chat(value):
         return "chat"
-    return "number" if isinstance(value, int | float) else "other"
+    if isinstance(value, int | float):
+        return "number"
+    return "other"
 
 
 def _first(names: Iterable[str], columns: Sequence[str]) -> str | None:
@@ -188,8 +195,10 @@ def final_answer(solution: str) -> str:
     if _MARK in solution:
         return solution.rpartition(_MARK)[2].strip()
     _, boxed, text = solution.rpartition(_BOXED)
+    if not boxed:
+        return solution.strip()
     depth = 1
-    for end, letter in enumerate(text if boxed else ""):
+    for end, letter in enumerate(text):
         depth += (letter == "{") - (letter == "}")
         if depth == 0:
             return text[:end].strip()
@@ -266,11 +275,13 @@ class RowMaker:
         ):  # rows already
             rows = chain.from_iterable(map(stream_rows, files))
         else:
-            skipped = [] if skipped is None else skipped
+            if skipped is None:
+                skipped = []
             rows = rows_from_records(files, self.fields, self.data.form, skipped)
         for index, row in enumerate(rows):
             row.extra_info["index"] = index
-            chat, truth = row.prompt, row.ground_truth
+            chat = row.prompt
+            truth = row.ground_truth
             if len(chat) > 1 and chat[-1]["role"] == "assistant":
                 chat = chat[:-1]
             if self.instruction:

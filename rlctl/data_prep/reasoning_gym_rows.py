@@ -43,7 +43,7 @@ class ReasoningGymParams(Params):
 
 @dataset(ReasoningGymParams, "rlctl prep reasoning_gym leg_counting --out data/legs")
 def reasoning_gym(params: ReasoningGymParams) -> dict[str, list[PromptRow]]:
-    """Problems of reasoning-gym, which its own scorer rates: train.parquet, val.parquet."""
+    """Problems of reasoning-gym, which its scorer rates: train.parquet, val.parquet."""
     require_package()
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
@@ -56,7 +56,9 @@ def reasoning_gym(params: ReasoningGymParams) -> dict[str, list[PromptRow]]:
         )
     _check_scorer(params.task, reasoning_gym)
     system = SYSTEM_PROMPTS.get(params.system, params.system)
-    before = [{"role": "system", "content": system}] if system else []
+    before: list[dict[str, str]] = []
+    if system:
+        before = [{"role": "system", "content": system}]
     try:
         arguments = dict(json.loads(params.arguments))
         problems = {
@@ -94,7 +96,8 @@ def reasoning_gym(params: ReasoningGymParams) -> dict[str, list[PromptRow]]:
 def _check_scorer(task: str, package: Any) -> None:
     """Raise UsageError if the scorer needs more of a problem than JSON keeps, such as tuples."""
     entry = package.create_dataset(task, size=1, seed=0)[0]
-    rate, stored = package.get_score_answer_fn(task), json.loads(json.dumps(entry, default=str))
+    rate = package.get_score_answer_fn(task)
+    stored = json.loads(json.dumps(entry, default=str))
     if entry["answer"] is not None and rate(entry["answer"], entry) != rate(
         entry["answer"], stored
     ):

@@ -44,7 +44,9 @@ def _record_files(source: str, split: str) -> list[Path]:
     try:
         return data_files(source, split, RAW_SUFFIXES)
     except NotFoundError:
-        found = files_of(folder, RAW_SUFFIXES) if folder.is_dir() else []
+        found: list[Path] = []
+        if folder.is_dir():
+            found = files_of(folder, RAW_SUFFIXES)
         if not found or any(split_files(source, split) for split in (TRAIN, *VALIDATIONS)):
             raise
         return found

@@ -18,7 +18,7 @@ from rlctl.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from rlctl.data_prep.text_files import TextForm
 
-MAX_DEPTH = 100  # of lists and objects in a record: Arrow and Python have limits of their own
+MAX_DEPTH = 100  # of lists and objects in a record: Arrow and Python have limits, too
 _TOO_DEEP = f"lists or objects are nested more than {MAX_DEPTH} deep"
 
 T = TypeVar("T")
@@ -39,7 +39,10 @@ def convert(
     """
     index = 0
     for path in files:
-        first, problems = index, [] if skipped is None else skipped
+        first = index
+        problems = skipped
+        if problems is None:
+            problems = []
         for index, (where, record) in enumerate(read_records(path, form, problems), first + 1):
             try:
                 made = make(record, index - 1, path)
@@ -63,7 +66,9 @@ def read_records(
     form JSON is UTF-8. Raises one ConfigError for a file that cannot be parsed, for lines that
     cannot after the last one, unless their problems are appended to `wrong`.
     """
-    problems: list[Problem] = [] if wrong is None else wrong
+    problems = wrong
+    if problems is None:
+        problems = []
     for where, record in raw_records(path, form):
         if isinstance(record, ValueError):
             problems.append(Problem(_reason(record), where))
@@ -88,13 +93,14 @@ def place_in(path: Path, number: int) -> str:
 def value_at(record: Any, dotted: str) -> Any:
     """Return the value at a key, or at a dotted path of keys. Raises ValueError without it."""
     value = record
-    for part in [dotted] if isinstance(record, dict) and dotted in record else dotted.split("."):
+    if not isinstance(record, dict):
+        raise ValueError(f"the record is {type(record).__name__}, expected an object")
+    parts = dotted.split(".")
+    if dotted in record:
+        parts = [dotted]
+    for part in parts:
         if not isinstance(value, dict):
-            raise ValueError(
-                f"the record is {type(record).__name__}, expected an object"
-                if value is record
-                else f"cannot resolve {dotted!r}: {shortened(value)} is not an object"
-            )
+            raise ValueError(f"cannot resolve {dotted!r}: {shortened(value)} is not an object")
         if part not in value:
             raise ValueError(f"no key {dotted!r}; keys: {', '.join(map(str, value))}")
         value = value[part]
@@ -153,9 +159,16 @@ def _checked(value: Any, may_be_deep: bool, has_surrogates: bool) -> Any:
 
 def _depth(value: Any) -> int:
     """Return how many lists and objects contain each other."""
-    depth, level = 0, [value]
+    depth = 0
+    level = [value]
     while level := [item for item in level if isinstance(item, dict | list)]:
-        level = [i for item in level for i in (item.values() if isinstance(item, dict) else item)]
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner += item.values()
+            else:
+                inner += item
+        level = inner
         depth += 1
     return depth
 
@@ -186,10 +199,13 @@ def _json(path: Path, form: TextForm | None = None) -> Iterator[tuple[str, Any]]
     try:
         with _opened(path, form) as file:
             text = file.read()
-        records, has_surrogates = _loads(text), "\\ud" in text.lower()
+        records = _loads(text)
+        has_surrogates = "\\ud" in text.lower()
     except ValueError as error:
-        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise ConfigError(_reason(error), where=f"{path}{line}") from error
+        where = str(path)
+        if isinstance(error, json.JSONDecodeError):
+            where += f":{error.lineno}"
+        raise ConfigError(_reason(error), where=where) from error
     if not isinstance(records, list):
         raise ConfigError(
             f"the file contains {type(records).__name__}, expected a list of records",

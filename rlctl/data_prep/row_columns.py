@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow, RowSource
 
 JSON_COLUMNS = b"rlctl.json_columns"  # metadata of a file: names of columns that are JSON text
-_TABLE_ROWS, _TABLE_BYTES = 16_384, 2**26  # of a row group, which is in memory; bytes of images
+_TABLE_ROWS = 16_384  # of a row group, which is in memory
+_TABLE_BYTES = 2**26  # of the images in it
 _FREE: dict[str, Callable[[PromptRow], Any]] = {
     "extra_info": lambda row: row.extra_info,
     "ground_truth": lambda row: row.ground_truth,
@@ -29,7 +30,9 @@ def arrow_tables(rows: RowSource) -> Iterator[Any]:
     """Yield all rows as tables of one schema; one table without rows if there are none."""
     types, others = _types(rows)
     as_json = [name for name, kind in types.items() if kind is None]
-    metadata = {JSON_COLUMNS: ",".join(as_json).encode()} if as_json else None
+    metadata = None
+    if as_json:
+        metadata = {JSON_COLUMNS: ",".join(as_json).encode()}
     for part in _parts(rows) if len(rows) else [[]]:
         yield _table(part, types, others).replace_schema_metadata(metadata)
 
@@ -92,7 +95,8 @@ def _parts(rows: RowSource) -> Iterator[list[PromptRow]]:
         size += sum(map(len, row.images))
         if len(part) == _TABLE_ROWS or size >= _TABLE_BYTES:
             yield part
-            part, size = [], 0
+            part = []
+            size = 0
     if part:
         yield part
 
@@ -132,8 +136,9 @@ def _table(rows: list[PromptRow], types: dict[str, Any], others: set[str]) -> An
 
 
 def _struct(image: Image) -> dict[str, Image | None]:
-    is_path = isinstance(image, str)
-    return {"bytes": None if is_path else image, "path": image if is_path else None}
+    if isinstance(image, str):
+        return {"bytes": None, "path": image}
+    return {"bytes": image, "path": None}
 
 
 def _storable(kind: Any) -> bool:
@@ -144,7 +149,7 @@ def _storable(kind: Any) -> bool:
         return kind.num_fields > 0 and all(
             _storable(kind.field(i).type) for i in range(kind.num_fields)
         )
-    return _storable(kind.value_type) if types.is_list(kind) else True
+    return not types.is_list(kind) or _storable(kind.value_type)
 
 
 # Columns that are read if a file has them, to check that they are empty.
@@ -170,18 +175,17 @@ def unsupported_fields(record: Any, image_key: str) -> list[str]:
 
 def column_problems(places: Mapping[str, Sequence[str]], num_rows: int) -> list[Problem]:
     """Return one problem for each unsupported field; `places` are its rows with content."""
-    return [
-        Problem(
-            f"{len(found)} of {num_rows} rows have {name!r}: "
-            + (_OTHER_IMAGES if name in _IMAGES else "videos and audio are not supported"),
-            found[0],
-            f"data.image_key={name}"
-            if name in _IMAGES
-            else f"remove {name!r}, or train on rows without it",
-        )
-        for name in CHECKED
-        if (found := places.get(name))
-    ]
+    problems: list[Problem] = []
+    for name in CHECKED:
+        if found := places.get(name):
+            reason = "videos and audio are not supported"
+            hint = f"remove {name!r}, or train on rows without it"
+            if name in _IMAGES:
+                reason = _OTHER_IMAGES
+                hint = f"data.image_key={name}"
+            message = f"{len(found)} of {num_rows} rows have {name!r}: {reason}"
+            problems.append(Problem(message, found[0], hint))
+    return problems
 
 
 def has_content(value: Any) -> bool:

@@ -50,7 +50,9 @@ def read_field(row: PromptRow, field: RowField) -> str | float | Fault:
         return Fault(f"{field.path} is null", f"{field.path!r} is null ({field.key})")
     if field.is_number:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value if is_number else _wrong_type(field, value, "a number")
+        if not is_number:
+            return _wrong_type(field, value, "a number")
+        return value
     return _text(row, field, value)
 
 

@@ -48,7 +48,6 @@ from rlctl.data_prep.row_columns import (
 from rlctl.errors import ConfigError, Problem
 from rlctl.files import replacing
 from rlctl.storage import local
-from rlctl.suggest import closest
 
 if TYPE_CHECKING:
     from rlctl.data_prep.images import Image
@@ -122,35 +121,13 @@ def stream_rows(
 
 def existing_file(path: str | Path) -> Path:
     """Return the local path of a data file, downloaded if necessary. Raises ConfigError."""
-    given, path = str(path), Path(local(str(path))).expanduser()
+    given = str(path)
+    path = Path(local(given)).expanduser()
     if path.is_file():
         return path
-    is_folder = path.is_dir()
-    folder = path if is_folder else path.parent
-    near = (
-        sorted(
-            str(path) if is_folder else path.name
-            for path in folder.glob("*")
-            if path.suffix.lower() in (".parquet", ".jsonl", ".json")
-        )
-        if folder.is_dir()
-        else []
-    )
-    hint = (
-        f"data files in {folder}: {', '.join(near)}"
-        if near
-        else "create one with `rlctl new`, `rlctl prep gsm8k` or `rlctl prep arithmetic`"
-        + ("" if Path(given).is_absolute() else "; paths are relative to the current folder")
-    )
-    # Without the suffix, which would make any two names alike.
-    stems = {Path(path).stem.replace(".", "_"): path for path in near}
-    similar = None if is_folder else stems.get(closest(path.stem.replace(".", "_"), stems) or "")
-    raise ConfigError(
-        "the data file is a folder" if is_folder else "the data file does not exist",
-        where=str(path),
-        hint=hint,
-        fix=(given, str(Path(given).with_name(similar))) if similar else None,
-    )
+    from rlctl.data_prep.missing_data import missing_file
+
+    raise missing_file(given, path)
 
 
 def read_batches(
@@ -160,12 +137,12 @@ def read_batches(
 
     Problems are raised after the last row. With `skip`, a row's first `Fault` takes its place.
     """
-    batches = (
-        _json_batches(path, skip)
-        if path.suffix.lower() in (".jsonl", ".json")
-        else _parquet_batches(path, prompt_key, reward_fn_key, image_key)
-    )
-    number, problems, unsupported = 0, list[Problem](), dict[str, list[str]]()
+    batches = _parquet_batches(path, prompt_key, reward_fn_key, image_key)
+    if path.suffix.lower() in (".jsonl", ".json"):
+        batches = _json_batches(path, skip)
+    number = 0
+    problems: list[Problem] = []
+    unsupported: dict[str, list[str]] = {}
     for batch, places in batches:
         rows: list[PromptRow | Fault] = []
         for where, record in zip(places, _records(batch), strict=True):
@@ -213,7 +190,8 @@ def write_rows(path: str | Path, rows: RowSource) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path, tables = Path(path).expanduser(), arrow_tables(rows)
+    path = Path(path).expanduser()
+    tables = arrow_tables(rows)
     try:
         first = next(tables)
         path.parent.mkdir(parents=True, exist_ok=True)

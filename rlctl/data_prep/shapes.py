@@ -23,7 +23,8 @@ COLOURS = {
     "white": (245, 245, 245),
 }
 SHAPES = ("circle", "square", "triangle")
-_SIZE, _BACKGROUND = 32, (20, 90)  # pixels of a side, range of a grey value
+_SIZE = 32  # pixels of a side
+_BACKGROUND = (20, 90)  # range of a grey value
 
 
 class ShapesParams(Params):
@@ -74,9 +75,12 @@ def _picture(name: str, rng: random.Random) -> bytes:
     colour, shape = name.split()
     grey = rng.randint(*_BACKGROUND)
     picture = Image.new("RGB", (_SIZE, _SIZE), (grey, grey, grey))
-    draw, size = ImageDraw.Draw(picture), rng.randint(14, 24)
-    left, top = rng.randint(0, _SIZE - size - 1), rng.randint(0, _SIZE - size - 1)
-    right, bottom = left + size, top + size
+    draw = ImageDraw.Draw(picture)
+    size = rng.randint(14, 24)
+    left = rng.randint(0, _SIZE - size - 1)
+    top = rng.randint(0, _SIZE - size - 1)
+    right = left + size
+    bottom = top + size
     if shape == "circle":
         draw.ellipse((left, top, right, bottom), fill=COLOURS[colour])
     elif shape == "square":

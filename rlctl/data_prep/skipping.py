@@ -38,10 +38,13 @@ def _named(places: Sequence[str]) -> str:
     """Return the first places: `a.csv:10, :25, :31 and 9 more`."""
     first, *others = places[:_MAX_PLACES]
     file = first.rpartition(":")[0]
-    short = [
-        place.removeprefix(file) if file and place.startswith(f"{file}:") else place
-        for place in others
-    ]
-    text = ", ".join((str(Path(first)), *short))
+    short = [str(Path(first))]
+    for place in others:
+        if file and place.startswith(f"{file}:"):
+            place = place.removeprefix(file)
+        short.append(place)
+    text = ", ".join(short)
     hidden = len(places) - _MAX_PLACES
-    return f"{text} and {hidden} more" if hidden > 0 else text
+    if hidden > 0:
+        text += f" and {hidden} more"
+    return text

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rlctl.storage import is_url, local
 
-TRAIN, VALIDATION = "train", "test"  # splits of data sets that are named without one
+TRAIN = "train"  # splits of data sets that are named without one
+VALIDATION = "test"
 _SUFFIXES = (".parquet", ".jsonl", ".json")
 RAW_SUFFIXES = (*_SUFFIXES, ".csv", ".tsv", ".arrow")  # of files that `rlctl new` reads
 _SET = re.compile(r"(?P<name>.+?)(?::(?:(?P<config>[\w.+-]+)/)?(?P<split>[\w-]*))?")
@@ -32,7 +33,8 @@ def data_files(source: str | Path, split: str, suffixes: Collection[str] = _SUFF
         return [path]
     match = _SET.fullmatch(text)
     assert match is not None, "every text matches"
-    name, config, wanted = match["name"], match["config"], match["split"] or split
+    name, config = match.group("name", "config")
+    wanted = match["split"] or split
     folder = Path(name).expanduser()
     if folder.is_dir():
         from rlctl.data_prep.data_folders import files_of_split

@@ -47,7 +47,8 @@ def sums(
 
 
 def _row(split: str, index: int, first: int, second: int) -> PromptRow:
-    question, truth = _QUESTION.format(first, second), str(first + second)
+    question = _QUESTION.format(first, second)
+    truth = str(first + second)
     return PromptRow(
         data_source=DATA_SOURCE,
         prompt=[*_CHAT, {"role": "user", "content": question}],

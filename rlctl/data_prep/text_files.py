@@ -86,7 +86,9 @@ def opened(path: Path, form: TextForm, newline: str | None = None) -> Iterator[T
         with path.open(encoding=encoding, newline=newline) as file:
             yield file
     except UnicodeError as error:
-        reason = error.reason if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = str(error)
+        if isinstance(error, UnicodeDecodeError):
+            reason = error.reason
         raise ConfigError(
             f"not text in {_name(encoding)}: {reason}",
             where=_line_of(path, encoding),
@@ -112,7 +114,9 @@ def _encoding_of(path: Path, _size: int, _changed: int) -> str:
         head = file.read(4096)
         found = next((name for mark, name in _MARKS.items() if head.startswith(mark)), None)
         if found is None and b"\0" in head:
-            found = "utf-16-be" if head[:1] == b"\0" else "utf-16-le"
+            found = "utf-16-le"
+            if head.startswith(b"\0"):
+                found = "utf-16-be"
         if found is None:
             file.seek(0)
             found = _eight_bits(file)
@@ -137,7 +141,9 @@ def _eight_bits(file: Any) -> str:
     wrong += decoder.decode(b"", final=True).count("\ufffd")
     if wrong <= valid:
         return UTF_8
-    return "latin-1" if has_undefined else "cp1252"
+    if has_undefined:
+        return "latin-1"
+    return "cp1252"
 
 
 def _name(encoding: str) -> str:
@@ -193,7 +199,9 @@ def _delimiter_of(path: Path, file: TextIO) -> str:
     """Return the separator in the first records of an open file, and say an unusual one."""
     sample = file.read(_SAMPLE)
     file.seek(0)
-    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    usual = ","
+    if path.suffix.lower() == ".tsv":
+        usual = "\t"
     order = sorted(_DELIMITERS, key=lambda delimiter: delimiter != usual)
     found = max(order, key=lambda delimiter: _fit(sample, delimiter))
     if found != usual:

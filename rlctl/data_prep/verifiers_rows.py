@@ -1,4 +1,4 @@
-"""Data sets of verifiers' environments, which their own interpreter loads."""
+"""Data sets of verifiers' environments, which another interpreter loads."""
 
 from __future__ import annotations
 

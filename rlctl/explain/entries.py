@@ -78,7 +78,7 @@ def message_pattern(template: str) -> re.Pattern[str]:
 
 
 def code_of(message: str, error: RlctlError | type[RlctlError]) -> str:
-    """Return the code of a message of `error`; that of its class without a code of its own.
+    """Return the code of a message of `error`; that of its class if the message has none.
 
     Of several templates that match, the one with the most text decides.
     """
@@ -89,7 +89,9 @@ def code_of(message: str, error: RlctlError | type[RlctlError]) -> str:
         for template in entry.messages
         if message_pattern(template).match(message)
     ]
-    return max(matches)[1] if matches else error.code
+    if not matches:
+        return error.code
+    return max(matches)[1]
 
 
 def metric_entry(name: str) -> MetricEntry | None:

@@ -49,7 +49,9 @@ def explain(name: str) -> list[Explanation]:
     for source in (*sources, _plugin):
         if found := source(name):
             # The end of a key may be an option of another library with another meaning.
-            return found + (_option(name) if source is _keys and "." not in name else [])
+            if source is _keys and "." not in name:
+                found = found + _option(name)
+            return found
     raise NotFoundError(f"nothing is named {name!r}", hint=question(_nearest(name)) or _about(name))
 
 
@@ -68,8 +70,10 @@ def _about(word: str) -> str:
     if not found:
         return f"no description has the word, either; searched are {_SEARCHED}"
     shown = found[:_MOST_NAMES]
-    more = len(found) - len(shown)
-    return f"described with it: {', '.join(shown)}" + (f" and {more} more" if more else "")
+    text = f"described with it: {', '.join(shown)}"
+    if more := len(found) - len(shown):
+        text += f" and {more} more"
+    return text
 
 
 def _nearest(name: str) -> list[str]:
@@ -124,7 +128,9 @@ def _alarm(name: str) -> list[Explanation]:
 
 def _metric(name: str) -> list[Explanation]:
     entry = metric_entry(name)
-    return [] if entry is None else [_described(name, entry)]
+    if entry is None:
+        return []
+    return [_described(name, entry)]
 
 
 _LABELS = {"acc": "val-core/x/acc/mean@1", "reward": "val-core/x/reward/mean@1", "loss": "val/loss"}
@@ -133,7 +139,9 @@ _LABELS = {"acc": "val-core/x/acc/mean@1", "reward": "val-core/x/reward/mean@1",
 def _label(name: str) -> list[Explanation]:
     """Explain the figure `val acc`, `val reward` or `val loss` of the console."""
     kind, _, what = name.replace("_", " ").partition(" ")
-    return _metric(_LABELS[what]) if kind == "val" and what in _LABELS else []
+    if kind != "val" or what not in _LABELS:
+        return []
+    return _metric(_LABELS[what])
 
 
 def _plugin(name: str) -> list[Explanation]:
@@ -141,7 +149,9 @@ def _plugin(name: str) -> list[Explanation]:
     found: list[Explanation] = []
     for slot in SLOTS:
         if name in plugins.names(slot.kind):
-            value = f"[{name}]" if slot.several else name
+            value = name
+            if slot.several:
+                value = f"[{name}]"
             facts = {"select": f"{slot.key}={value}", "settings": slot.section(name) or "none"}
             kind = slot.kind.removesuffix("s").replace("_", " ")
             help_text = schema_keys()[slot.key].help
@@ -168,10 +178,14 @@ def _described(name: str, entry: MetricEntry) -> Explanation:
 def _keys(name: str) -> list[Explanation]:
     """Explain the key, the keys with that end, or the keys of a section."""
     names = list(schema_keys())
-    chosen = [name] if name in names else [key for key in names if key.endswith(f".{name}")]
+    chosen = [key for key in names if key.endswith(f".{name}")]
+    if name in names:
+        chosen = [name]
     if len(chosen) == 1 and schema_keys()[chosen[0]].kind == "section":
         chosen = [key for key in names if key.rpartition(".")[0] == chosen[0]]
-    rows = {row.key.name: row for row in key_rows()} if chosen else {}
+    if not chosen:
+        return []
+    rows = {row.key.name: row for row in key_rows()}
     found = [_key(rows[key]) for key in chosen if key in rows]
     slot = slot_with_setting(name)
     if not found and slot is not None:

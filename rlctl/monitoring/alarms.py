@@ -16,7 +16,8 @@ from typing import Protocol, runtime_checkable
 from rlctl.monitoring.rules import RULES, History, Rule
 from rlctl.monitoring.run_summary import Row
 
-EVENT, OVER = "alarm", "alarm_over"  # kinds of events in events.jsonl
+EVENT = "alarm"  # kind of an event in events.jsonl
+OVER = "alarm_over"
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,25 @@ class Alarms:
         return [change for change in changes if change is not None]
 
     def _check(self, rule: Rule, step: int) -> Alarm | None:
-        limit, value = self.limits.get(rule.name), rule.read(self.history)
+        limit = self.limits.get(rule.name)
+        value = rule.read(self.history)
         series = self.history[rule.series]
         if limit is None or value is None or not series or series[-1][0] != step:
             return None
         state = self.states[rule.name]
-        change = rule.recovered if state.active else rule.violated
-        state.streak = state.streak + 1 if change(value, limit) else 0
+        change = rule.violated
+        if state.active:
+            change = rule.recovered
+        state.streak += 1
+        if not change(value, limit):
+            state.streak = 0
         if state.streak < rule.patience:
             return None
-        state.active, state.streak = not state.active, 0
-        message = rule.message if state.active else rule.over_message
+        state.active = not state.active
+        state.streak = 0
+        message = rule.message
+        if not state.active:
+            message = rule.over_message
         text = message.format(value=value, limit=limit, **self.history.words)
         if state.active and rule.name in self.details:
             text += f"; the first error: {self.details[rule.name]}"

@@ -8,7 +8,7 @@ import psutil
 
 from rlctl.monitoring.rules import MEMORY
 
-_RAY = ("IDLE", "DashboardAgent", "RuntimeEnvAgent")  # Ray's own
+_RAY = ("IDLE", "DashboardAgent", "RuntimeEnvAgent")  # processes of Ray itself
 
 
 def process_memory() -> dict[str, float]:
@@ -16,13 +16,15 @@ def process_memory() -> dict[str, float]:
 
     `Process` is that of roles on Ray, `sandbox` that of rewards and environments.
     """
-    own = psutil.Process()
-    found = {f"{MEMORY}controller": own.memory_info().rss / 2**30}
-    for child in own.children(recursive=True):
+    controller = psutil.Process()
+    found = {f"{MEMORY}controller": controller.memory_info().rss / 2**30}
+    for child in controller.children(recursive=True):
         with suppress(psutil.Error):  # it has ended
             title = " ".join(child.cmdline()[:1])
-            name = "sandbox" if "python" in title else title.removeprefix("ray::").split(".")[0]
-            if name != "sandbox" and (name in _RAY or not title.startswith("ray::")):
+            name = title.removeprefix("ray::").split(".")[0]
+            if "python" in title:
+                name = "sandbox"
+            elif name in _RAY or not title.startswith("ray::"):
                 continue
             gib = child.memory_info().rss / 2**30
             found[f"{MEMORY}{name}"] = max(found.get(f"{MEMORY}{name}", 0.0), gib)

@@ -17,8 +17,10 @@ from rlctl.monitoring.run_summary import figure
 from rlctl.monitoring.text import duration, sparkline
 
 _BESIDE = ("gen", "reward")  # phases of the engines, beside the step of an asynchronous run
-CURVE, NARROW_CURVE = 40, 12  # characters
-NARROW, NARROWER = 90, 60  # columns below which curves are short, and notes left out
+CURVE = 40  # characters
+NARROW_CURVE = 12
+NARROW = 90  # columns below which curves are short
+NARROWER = 60  # columns below which notes are left out
 BAR = 30
 
 
@@ -48,16 +50,20 @@ class LivePanel(Panel):
 
     def _head(self, width: int) -> Table:
         head = Table.grid(padding=(0, 2))
-        eta, done = self.eta(), duration(time.monotonic() - self.began)
+        titles: list[Text] = []
+        bar_width = BAR // 3
+        if width >= NARROW:
+            bar_width = BAR
+            if self.name:
+                titles = [Text(self.name, style="bold")]
+        clock = duration(time.monotonic() - self.began)
+        if (eta := self.eta()) is not None:
+            clock += f"  eta {duration(eta)}"
         head.add_row(
-            *([Text(self.name, style="bold")] if self.name and width >= NARROW else []),
+            *titles,
             Text(f"step {self.step}/{self.total_steps or '?'}", style="bold", no_wrap=True),
-            ProgressBar(
-                total=max(self.total_steps, 1),
-                completed=self.step or 0,
-                width=BAR if width >= NARROW else BAR // 3,
-            ),
-            Text(done + (f"  eta {duration(eta)}" if eta is not None else ""), no_wrap=True),
+            ProgressBar(total=max(self.total_steps, 1), completed=self.step or 0, width=bar_width),
+            Text(clock, no_wrap=True),
             self.spinner,
         )
         return head
@@ -69,14 +75,15 @@ class LivePanel(Panel):
         table.add_column(justify="right", min_width=7, no_wrap=True)
         table.add_column(style="cyan", no_wrap=True)
         table.add_column(style="dim", no_wrap=True)
-        notes = dict(self._notes()) if width >= NARROWER else {}
-        for series in [
-            *self.series[:2],
-            *([self.validation] if self.validation else []),
-            *self.series[2:],
-        ]:
+        notes: dict[str, str] = {}
+        if width >= NARROWER:
+            notes = dict(self._notes())
+        shown = list(self.series)
+        if self.validation:
+            shown.insert(2, self.validation)
+        for series in shown:
             if series.values:
-                curve = sparkline(series.values, CURVE if width >= NARROW else NARROW_CURVE)
+                curve = sparkline(series.values, _curve_width(width))
                 table.add_row(
                     series.name, series.format(series.values[-1]), curve, notes.get(series.name, "")
                 )
@@ -95,7 +102,9 @@ class LivePanel(Panel):
 
     def _time(self, width: int, no_color: bool) -> Iterator[Table]:
         """Yield the time of the latest step, split into its phases."""
-        beside = _BESIDE if "async/engines_idle" in self.latest else ()
+        beside: tuple[str, ...] = ()
+        if "async/engines_idle" in self.latest:
+            beside = _BESIDE
         parts = [
             (word, colour, self.latest.get(f"timing_s/{phase}", 0.0))
             for phase, (word, colour) in PHASES.items()
@@ -104,8 +113,9 @@ class LivePanel(Panel):
         total = sum(seconds for _, _, seconds in parts)
         if not total > 0:
             return
-        bar, words = Text(), Text(no_wrap=True, overflow="ellipsis")
-        size = CURVE if width >= NARROW else NARROW_CURVE
+        bar = Text()
+        words = Text(no_wrap=True, overflow="ellipsis")
+        size = _curve_width(width)
         for _, colour, seconds in parts:
             bar.append("█" * (round(size * seconds / total)), style=colour)
         for word, colour, seconds in sorted(parts, key=lambda part: -part[2])[:4]:
@@ -116,5 +126,14 @@ class LivePanel(Panel):
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", min_width=7, no_wrap=True)
         table.add_column(justify="right", min_width=7, no_wrap=True)
-        table.add_row("time", duration(total), *([] if no_color else [bar]), words)
+        if no_color:
+            table.add_row("time", duration(total), words)
+        else:
+            table.add_row("time", duration(total), bar, words)
         yield table
+
+
+def _curve_width(width: int) -> int:
+    if width >= NARROW:
+        return CURVE
+    return NARROW_CURVE

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rlctl.monitoring import run_summary
 from rlctl.monitoring.alarms import Alarm
-from rlctl.monitoring.run_summary import Row, figure, lower_is_better
+from rlctl.monitoring.run_summary import Row, figure, is_better, lower_is_better
 from rlctl.monitoring.text import count, duration, percent_or_number
 
 # Phases of a step by the name of their timing (`timing_s/gen`): label and colour.
@@ -84,16 +84,17 @@ class Panel:
     def add_validation(self, step: int, row: Row) -> None:
         """Add the validation of a step, if it has one, such as that of an earlier attempt."""
         if (metric := run_summary.validation_metric(row)) and self.validation is None:
-            is_loss = lower_is_better(metric)
             # The metric is val/loss or val-core/SOURCE/NAME/mean@N.
-            name = "val loss" if is_loss else f"val {metric.split('/')[-2]}"
+            name = f"val {metric.split('/')[-2]}"
+            if lower_is_better(metric):
+                name = "val loss"
             self.validation = _Series(
                 name, (metric,), lambda value: percent_or_number(metric, value)
             )
         if self.validation and (value := figure(row, self.validation.metrics)) is not None:
             self.validation.values.append(value)
-            sign = -1 if lower_is_better(self.validation.metrics[0]) else 1
-            if self.best is None or sign * value > sign * self.best[0]:
+            metric = self.validation.metrics[0]
+            if self.best is None or is_better(metric, value, self.best[0]):
                 self.best = value, step
 
     def alarm(self, alarm: Alarm) -> None:
@@ -105,8 +106,11 @@ class Panel:
 
     def clear(self) -> None:
         """Remove all steps, before the rows of a run that was rewound are added again."""
-        self.step, self.latest, self.series = None, {}, _empty_series()
-        self.validation, self.best = None, None
+        self.step = None
+        self.latest = {}
+        self.series = _empty_series()
+        self.validation = None
+        self.best = None
         self.stamps.clear()
 
     def forget_alarms_after(self, step: int) -> None:
@@ -120,23 +124,27 @@ class Panel:
         """
         if not self.total_steps or len(self.stamps) < 2:
             return None
-        (first, then), (last, now) = self.stamps[0], self.stamps[-1]
+        first, then = self.stamps[0]
+        last, now = self.stamps[-1]
         left = self.total_steps - last
-        return (now - then) / (last - first) * left if last > first and left > 0 else None
+        if last <= first or left <= 0:
+            return None
+        return (now - then) / (last - first) * left
 
     def line(self) -> str:
         """Return the latest step as one line; validation appears only in steps that ran one."""
-        total = f"/{self.total_steps}" if self.total_steps else ""
-        parts = [f"step {self.step}{total}"]
+        parts = [f"step {self.step}"]
+        if self.total_steps:
+            parts[0] += f"/{self.total_steps}"
         shown = [series for series in self.series if series.in_line]
-        for series in [*shown[:1], *([self.validation] if self.validation else []), *shown[1:]]:
+        if self.validation:
+            shown.insert(1, self.validation)
+        for series in shown:
             if (value := figure(self.latest, series.metrics)) is not None:
-                first = (
-                    f" (first {series.format(series.values[0])})"
-                    if series is self.validation
-                    else ""
-                )
-                parts.append(f"{series.name} {series.format(value)}{first}")
+                text = f"{series.name} {series.format(value)}"
+                if series is self.validation:
+                    text += f" (first {series.format(series.values[0])})"
+                parts.append(text)
         if outcomes := self.outcomes():
             parts.append(outcomes)
         if seconds := figure(self.latest, run_summary.SECONDS):

@@ -17,7 +17,8 @@ START_STEPS = 3  # the first steps, whose mean is the reference of relative read
 REWARD_STEPS = 3  # steps over which the reward around a validation is averaged
 MIN_REWARD_S = 1.0  # of a step; a shorter time for the reward is no problem
 FAILED_REWARDS = "failed_rewards"  # the first advice: others may follow from it
-COMPONENT, MEMORY = "reward/", "perf/process_memory_gb/"  # prefixes of metrics
+COMPONENT = "reward/"  # prefix of metrics
+MEMORY = "perf/process_memory_gb/"
 MIN_GROWTH_GB = 1.0  # of a process
 _WARM_STEPS = 10  # in which the memory of a process may grow
 _NOISE = 3.0  # times the mean change from step to step: a smaller change is none
@@ -44,11 +45,16 @@ class History(defaultdict[str, list[tuple[int, float]]]):
             if (value := figure(row, metrics)) is not None:
                 self[name].append((step, value))
         if (metric := validation_metric(row)) and (value := figure(row, (metric,))) is not None:
-            self["validation"].append((step, -value if lower_is_better(metric) else value))
+            if lower_is_better(metric):
+                value = -value
+            self["validation"].append((step, value))
         for name in row:
-            part = "memory" if name.startswith(MEMORY) else "components"
-            is_component = name.startswith(COMPONENT) and name.endswith("/mean")
-            if (is_component or part == "memory") and math.isfinite(row[name]):
+            part = None
+            if name.startswith(MEMORY):
+                part = "memory"
+            elif name.startswith(COMPONENT) and name.endswith("/mean"):
+                part = "components"
+            if part is not None and math.isfinite(row[name]):
                 self[name].append((step, row[name]))
                 self[part].append((step, row[name]))
         skipped = [
@@ -58,18 +64,20 @@ class History(defaultdict[str, list[tuple[int, float]]]):
         ]
         if skipped:
             self["skipped"].append((step, sum(skipped)))
-        waited, seconds = figure(row, ("timing_s/reward",)), figure(row, run_summary.SECONDS)
+        waited = figure(row, ("timing_s/reward",))
+        seconds = figure(row, run_summary.SECONDS)
         if waited is not None and seconds:
-            is_long = waited >= MIN_REWARD_S
-            self["reward_time"].append((step, waited / seconds if is_long else 0.0))
-        scores = [figure(row, (f"critic/score/{end}",)) for end in ("min", "max")]
-        if None not in scores:
-            before = latest(self["zero_scores"]) or 0.0
-            self["zero_scores"].append((step, 0.0 if any(scores) else before + 1))
-        extremes = [figure(row, (f"critic/advantages/{end}",)) for end in ("min", "max")]
-        if None not in extremes:
-            before = latest(self["zero_advantages"]) or 0.0
-            self["zero_advantages"].append((step, 0.0 if any(extremes) else before + 1))
+            share = 0.0
+            if waited >= MIN_REWARD_S:
+                share = waited / seconds
+            self["reward_time"].append((step, share))
+        for name, metric in (("zero_scores", "score"), ("zero_advantages", "advantages")):
+            extremes = [figure(row, (f"critic/{metric}/{end}",)) for end in ("min", "max")]
+            if None not in extremes:
+                num_zero = 0.0
+                if not any(extremes):
+                    num_zero = (latest(self[name]) or 0.0) + 1
+                self[name].append((step, num_zero))
 
 
 _METRICS: Mapping[str, tuple[str, ...]] = {
@@ -93,13 +101,19 @@ def latest(series: Series) -> float | None:
 def share_of_start(series: Series) -> float | None:
     """Return newest value / mean of the first `START_STEPS` values; None during these steps."""
     start = math.fsum(value for _, value in series[:START_STEPS]) / START_STEPS
-    return series[-1][1] / start if len(series) > START_STEPS and start > 0 else None
+    if len(series) <= START_STEPS or start <= 0:
+        return None
+    return series[-1][1] / start
 
 
 def drift(series: Series) -> float | None:
     """Return the factor (≥ 1) by which the newest value is above or below the start."""
     share = share_of_start(series)
-    return None if share is None else max(share, 1 / share) if share > 0 else math.inf
+    if share is None:
+        return None
+    if share <= 0:
+        return math.inf
+    return max(share, 1 / share)
 
 
 def fall_under_rising_reward(validation: Series, reward: Series) -> float | None:
@@ -110,8 +124,10 @@ def fall_under_rising_reward(validation: Series, reward: Series) -> float | None
     """
     if len(validation) < 2:
         return None
-    (step, value), (best_step, best) = validation[-1], max(validation, key=lambda point: point[1])
-    before, now = _mean_until(reward, best_step), _mean_until(reward, step)
+    step, value = validation[-1]
+    best_step, best = max(validation, key=lambda point: point[1])
+    before = _mean_until(reward, best_step)
+    now = _mean_until(reward, step)
     if before is None or now is None or now <= before:
         return 0.0
     return (best - value) / max(abs(best), 1e-8)
@@ -120,7 +136,9 @@ def fall_under_rising_reward(validation: Series, reward: Series) -> float | None
 def _mean_until(series: Series, step: int) -> float | None:
     """Return the mean of the last `REWARD_STEPS` values up to `step`, or None without any."""
     last = [value for at, value in series if at <= step][-REWARD_STEPS:]
-    return math.fsum(last) / len(last) if last else None
+    if not last:
+        return None
+    return math.fsum(last) / len(last)
 
 
 def collapse(series: Series) -> float | None:
@@ -133,9 +151,12 @@ def collapse(series: Series) -> float | None:
         return None
     ends = range(REWARD_STEPS, len(values) + 1)
     means = [math.fsum(values[end - REWARD_STEPS : end]) / REWARD_STEPS for end in ends]
-    now, best, lowest = means[-1], max(means), min(means[:-REWARD_STEPS])
-    is_noise = best - now <= _NOISE * _step_change(values[:-REWARD_STEPS])
-    return 0.0 if is_noise else (best - now) / max(abs(best), best - lowest)
+    best = max(means)
+    lowest = min(means[:-REWARD_STEPS])
+    drop = best - means[-1]
+    if drop <= _NOISE * _step_change(values[:-REWARD_STEPS]):
+        return 0.0
+    return drop / max(abs(best), best - lowest)
 
 
 def opposed(history: History) -> float | None:
@@ -210,11 +231,15 @@ class Rule:
 
     def violated(self, value: float, limit: float) -> bool:
         """Return True if the reading has reached the limit."""
-        return value <= limit if self.below else value >= limit
+        if self.below:
+            return value <= limit
+        return value >= limit
 
     def recovered(self, value: float, limit: float) -> bool:
         """Return True if the reading is back within the limit by `MARGIN` of it."""
-        return value >= limit * (1 + MARGIN) if self.below else value <= limit * (1 - MARGIN)
+        if self.below:
+            return value >= limit * (1 + MARGIN)
+        return value <= limit * (1 - MARGIN)
 
 
 _FILE = Path(__file__).with_name("alarms.toml")

@@ -29,13 +29,15 @@ _VALIDATION = re.compile(r"val-core/.+/mean@\d+|val/loss")
 def figure(row: Row, names: Sequence[str]) -> float | None:
     """Return the value of the first of `names` in the row, or None if absent or not finite."""
     value = next((row[name] for name in names if name in row), None)
-    return value if value is not None and math.isfinite(value) else None
+    if value is None or not math.isfinite(value):
+        return None
+    return value
 
 
 def validation_metric(row: Row) -> str | None:
     """Return the main validation metric of the row: the first accuracy, else the first other."""
     names = [name for name in row if name.startswith("val") and _VALIDATION.fullmatch(name)]
-    return next((name for name in names if _ACCURACY.fullmatch(name)), names[0] if names else None)
+    return next(filter(_ACCURACY.fullmatch, names), next(iter(names), None))
 
 
 def primary_metric(rows: Iterable[Row], chosen: str | None = None) -> str | None:
@@ -51,6 +53,13 @@ def is_accuracy(metric: str | None) -> bool:
 def lower_is_better(metric: str) -> bool:
     """Return True for a metric whose best value is its smallest."""
     return metric.endswith("loss")
+
+
+def is_better(metric: str, value: float, than: float) -> bool:
+    """Return True if a value of the metric is better than another one."""
+    if lower_is_better(metric):
+        return value < than
+    return value > than
 
 
 @dataclass(frozen=True)
@@ -77,9 +86,14 @@ class RunSummary:
 
     def extended(self, rows: Iterable[Row]) -> RunSummary:
         """Return the summary of the earlier rows and of `rows`; the first best value counts."""
-        step, metric, first, last = self.step, self.metric, self.first, self.last
-        best, best_step = self.best, self.best_step
-        seconds, tokens = self.seconds, float(self.tokens)
+        step = self.step
+        metric = self.metric
+        first = self.first
+        last = self.last
+        best = self.best
+        best_step = self.best_step
+        seconds = self.seconds
+        tokens = float(self.tokens)
         for row in rows:
             step = int(row["step"])
             metric = metric or validation_metric(row)
@@ -87,8 +101,12 @@ class RunSummary:
             tokens += figure(row, TOKENS) or 0.0
             if metric is None or (value := figure(row, (metric,))) is None:
                 continue
-            first, last = value if first is None else first, value
-            if best is None or (value < best if lower_is_better(metric) else value > best):
-                best, best_step = value, step
-        seconds, tokens = min(seconds, float(sys.maxsize)), int(min(tokens, sys.maxsize))
-        return RunSummary(step, metric, first, last, best, best_step, seconds, tokens)
+            if first is None:
+                first = value
+            last = value
+            if best is None or is_better(metric, value, best):
+                best = value
+                best_step = step
+        seconds = min(seconds, float(sys.maxsize))
+        num_tokens = int(min(tokens, sys.maxsize))
+        return RunSummary(step, metric, first, last, best, best_step, seconds, num_tokens)

@@ -12,7 +12,7 @@ from rlctl.terminal import visible
 
 
 class SafeConsole(Console):
-    """Console whose own control codes, such as colours, are the only ones that reach the terminal.
+    """Console whose control codes, such as colours, are the only ones that reach the terminal.
 
     Text that should show its escapes must pass `visible` first: rich drops some characters. Words
     in brackets are text, not rich's markup.

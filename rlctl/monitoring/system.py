@@ -1,4 +1,4 @@
-"""Use of machines over time: CPU, memory and NVIDIA GPUs, sampled in a thread of its own."""
+"""Use of machines over time: CPU, memory and NVIDIA GPUs, sampled in a thread."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def sample_gpus() -> Sample:
                 value = float(cell)
             except ValueError:  # "[N/A]"
                 continue
-            found[f"gpu{index.strip()}/{name}"] = value / 1024 if name.endswith("gib") else value
+            if name.endswith("gib"):
+                value /= 1024
+            found[f"gpu{index.strip()}/{name}"] = value
     return found
 
 
@@ -89,7 +91,8 @@ class Sampler:
     def read(self) -> Sample:
         """Return the mean of each number since the last call, as `system/node<i>/<name>`."""
         with self._lock:
-            sums, self._sums = self._sums, {}
+            sums = self._sums
+            self._sums = {}
         return {name: total / count for name, (total, count) in sums.items()}
 
     def _run(self) -> None:

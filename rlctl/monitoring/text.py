@@ -15,7 +15,9 @@ def percent_or_number(metric: str | None, value: float | None) -> str:
     """Format an accuracy as a percentage, other metrics with three digits, None as a dash."""
     if value is None:
         return "-"
-    return f"{100 * value:.1f} %" if is_accuracy(metric) else f"{value:.3g}"
+    if is_accuracy(metric):
+        return f"{100 * value:.1f} %"
+    return f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
@@ -26,7 +28,9 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}m {rest:02d}s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}h {minutes:02d}m" if hours < 24 else f"{hours // 24}d {hours % 24}h"
+    if hours < 24:
+        return f"{hours}h {minutes:02d}m"
+    return f"{hours // 24}d {hours % 24}h"
 
 
 def format_resources(resources: Mapping[str, float]) -> str:
@@ -37,7 +41,9 @@ def format_resources(resources: Mapping[str, float]) -> str:
 
 def plural(number: int, noun: str) -> str:
     """Return the number with its noun: 1 step, 2 steps."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}s"
 
 
 def counted(rows: Mapping[str, int]) -> str:
@@ -47,10 +53,14 @@ def counted(rows: Mapping[str, int]) -> str:
 
 def size(num_bytes: int) -> str:
     """Format bytes with a binary unit: 512 B, 15.3 MiB."""
-    value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    if num_bytes < 1024:
+        return f"{num_bytes:.0f} B"
+    value = num_bytes / 1024
+    units = ["KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+        value /= 1024
+        units.pop(0)
+    return f"{value:.1f} {units[0]}"
 
 
 def ago(seconds: float) -> str:
@@ -77,7 +87,8 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     slots = min(width, len(finite))
     edges = [len(finite) * slot // slots for slot in range(slots + 1)]
     means = [math.fsum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, span = min(means), max(means) - min(means)
-    return "".join(
-        BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1)) if span else 0] for mean in means
-    )
+    low = min(means)
+    span = max(means) - low
+    if not span:
+        return BLOCKS[0] * len(means)
+    return "".join(BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1))] for mean in means)

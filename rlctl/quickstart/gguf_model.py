@@ -103,7 +103,8 @@ def _reader(path: str, file: Path) -> Any:
 def _convert(path: str, file: Path, reader: Any, target: Path) -> None:
     """Write the model in `file` to the folder `target`, which appears when it is complete."""
     num_bytes = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
-    free, size = free_space(target.parent), f"{num_bytes / 2**20:.0f} MiB"
+    free = free_space(target.parent)
+    size = f"{num_bytes / 2**20:.0f} MiB"
     if free < num_bytes:
         raise ResourceError(
             f"the model {path!r} needs {size} as float32, but only {free / 2**20:.0f} MiB are free",
@@ -115,7 +116,9 @@ def _convert(path: str, file: Path, reader: Any, target: Path) -> None:
     ends = (_value(reader, f"tokenizer.ggml.{name}_token_id") for name in _ENDS)
     stops = sorted({int(end) for end in ends if end is not None})
     if stops and model.generation_config is not None:
-        model.generation_config.eos_token_id = stops if len(stops) > 1 else stops[0]
+        model.generation_config.eos_token_id = stops
+        if len(stops) == 1:
+            model.generation_config.eos_token_id = stops[0]
     try:
         with replacing(target, unique=False) as aside:
             model.save_pretrained(aside)
@@ -139,8 +142,10 @@ def _load(path: str, file: Path) -> tuple[Any, Any]:
 
     disable_progress_bar()
     options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    quantization: dict[str, Any] = {}
     plain = getattr(transformers, "GgufConfig", None)  # older versions always dequantize
-    quantization = {} if plain is None else {"quantization_config": plain(dequantize=True)}
+    if plain is not None:
+        quantization = {"quantization_config": plain(dequantize=True)}
     try:
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             str(file.parent),
@@ -157,10 +162,12 @@ def _load(path: str, file: Path) -> tuple[Any, Any]:
         raise _unreadable(path, error, "cannot be read by transformers") from error
     lacking = sorted([*loading["missing_keys"], *map(str, loading["mismatched_keys"])])
     if lacking:
-        raise ConfigError(
+        message = (
             f"the model file {path!r} lacks {len(lacking)} of its model's weights: {lacking[0]}"
-            + (", …" if len(lacking) > 1 else "")
         )
+        if len(lacking) > 1:
+            message += ", …"
+        raise ConfigError(message)
     if unread := sorted(loading["unexpected_keys"]):
         LOG.warning(f"tensors of {path} that the model does not have: {', '.join(unread)}")
     return model, tokenizer
@@ -169,7 +176,9 @@ def _load(path: str, file: Path) -> tuple[Any, Any]:
 def _value(reader: Any, key: str) -> Any:
     """Return a value of the file's header, None if it has none."""
     field = reader.get_field(key)
-    return None if field is None else field.contents()
+    if field is None:
+        return None
+    return field.contents()
 
 
 def _unreadable(path: str, error: Exception, what: str) -> ConfigError:

@@ -57,7 +57,7 @@ class Axis:
     @property
     def first(self) -> str:
         """First value, or the lower end of the interval."""
-        return self.values[0] if self.values else self.bounds[0]
+        return (self.values or self.bounds)[0]
 
 
 def split_axes(overrides: Sequence[str], recipe: str | Path) -> tuple[list[str], list[Axis]]:
@@ -100,9 +100,12 @@ def check_repeated(overrides: Sequence[str]) -> None:
             override = parser.parse_overrides([text])[0]
         except HydraException:
             continue
-        key, is_axis = _present_name(override), override.is_sweep_override()
+        key = _present_name(override)
+        is_axis = override.is_sweep_override()
         axes = [before for before, name, is_one in given if is_one and _overlap(name, key)]
-        kind = "another axis" if is_axis else "one value"
+        kind = "one value"
+        if is_axis:
+            kind = "another axis"
         problems += [
             Problem(
                 f"{axis} is an axis, and {text} gives the same key {kind}",
@@ -138,8 +141,10 @@ def check_fixed(fixed: Sequence[str], axes: Sequence[Axis]) -> None:
 
 def _present_name(override: Override) -> str:
     """Return the key of an override, without `+` or `~`, under rlctl's name."""
-    package = f"@{override.package}" if override.package else ""
-    return present_name(f"{override.key_or_group}{package}")
+    name = override.key_or_group
+    if override.package:
+        name += f"@{override.package}"
+    return present_name(name)
 
 
 def _overlap(key: str, other: str) -> bool:
@@ -156,10 +161,12 @@ def axes_of(params: Mapping[str, Any], recipe: str | Path) -> list[Axis]:
 
     Raises ConfigError if a key has only one value or cannot be parsed.
     """
-    texts = [
-        f"{key}={','.join(map(_written, value)) if isinstance(value, list) else value}"
-        for key, value in params.items()
-    ]
+    texts: list[str] = []
+    for key, value in params.items():
+        text = value
+        if isinstance(value, list):
+            text = ",".join(map(_written, value))
+        texts.append(f"{key}={text}")
     fixed, axes = split_axes(texts, recipe)
     hint = (
         "give two or more values: [1e-6, 1e-5], 'choice(a,b)', 'range(1,4)', 'interval(0,1)', "
@@ -174,7 +181,8 @@ def _axis(override: Override, text: str, recipe: str | Path) -> Axis:
     value = override.value()
     where = f"override {text}"
     if isinstance(value, IntervalSweep):
-        low, high = value.start, value.end
+        low = value.start
+        high = value.end
         if low is None or high is None or not low < high:
             raise ConfigError(
                 "an interval goes from a smaller to a larger number",
@@ -206,18 +214,25 @@ def _axis(override: Override, text: str, recipe: str | Path) -> Axis:
                 f"a range goes up to a larger number, which is not part of it: {key}='range(1,5)'"
             )
         raise ConfigError("this axis has no values", where=where, hint=hint)
-    return Axis(key, text, values, _interval(value) if isinstance(value, RangeSweep) else None)
+    interval = None
+    if isinstance(value, RangeSweep):
+        interval = _interval(value)
+    return Axis(key, text, values, interval)
 
 
 def _interval(value: RangeSweep) -> Interval | None:
     """Return an ascending range as an interval, or None. The end of a range is exclusive."""
-    start, stop, step = value.start, value.stop, value.step
+    start = value.start
+    stop = value.stop
+    step = value.step
     if start is None or stop is None or step <= 0 or stop <= start:
         return None
     last = start
     while last + step < stop:
         last += step
-    return Interval(start, last, False, step) if last > start else None
+    if last == start:
+        return None
+    return Interval(start, last, False, step)
 
 
 def _parts(group: str, recipe: str | Path) -> list[str]:
@@ -230,4 +245,6 @@ def _written(value: Any) -> str:
     if isinstance(value, dict):
         inner = (f"{name}:{_written(element)}" for name, element in value.items())
         return f"{{{','.join(inner)}}}"
-    return f"[{','.join(map(_written, value))}]" if isinstance(value, list) else written(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(_written, value))}]"
+    return written(value)

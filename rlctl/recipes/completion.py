@@ -38,7 +38,13 @@ def complete_override(incomplete: str, given: Sequence[str] = ()) -> list[str]:
         for name, entry in schema_keys().items()
         if name.startswith(key) and name.count(".") == depth
     ]
-    return [f"{sign}{entry.name}{'=' if entry.kind == 'value' else '.'}" for entry in entries]
+    return [f"{sign}{_with_end(entry)}" for entry in entries]
+
+
+def _with_end(entry: Key) -> str:
+    if entry.kind == "value":
+        return f"{entry.name}="
+    return f"{entry.name}."
 
 
 def complete_key(incomplete: str) -> list[str]:
@@ -60,21 +66,22 @@ def complete_recipe(incomplete: str) -> list[str]:
     folder = Path(f"{head}{slash}").expanduser()
     entries = [
         entry
-        for entry in (sorted(folder.iterdir()) if folder.is_dir() else [])
+        for entry in sorted(folder.glob("*"))
         if entry.name.startswith(start) and (start or not entry.name.startswith("."))
     ]
     files = [f"{head}{slash}{entry.name}" for entry in entries if entry.suffix in (".yaml", ".yml")]
+    if not slash and not start:
+        return shipped + files
     folders = [f"{head}{slash}{entry.name}/" for entry in entries if entry.is_dir()]
-    return shipped + files + (folders if slash or start else [])
+    return shipped + files + folders
 
 
 def _values(key: str, partial: str, given: Sequence[str]) -> list[str]:
     """Return values of a key: its choices, plug-ins, null. In a list, those after the comma."""
     entry = schema_keys().get(key)
     slot = slot_of(key)
-    if entry is None:
-        setting = slot_with_setting(key)
-        matches = [] if setting is None else _plugin_keys(setting, key, given)
+    if entry is None and (setting := slot_with_setting(key)) is not None:
+        matches = _plugin_keys(setting, key, given)
         entry = next((match for match in matches if match.name == key), None)
     if entry is None:
         return []
@@ -86,7 +93,9 @@ def _values(key: str, partial: str, given: Sequence[str]) -> list[str]:
         taken = partial[1:].split(",")[:-1]
         return [f"{head}{choice}" for choice in choices if choice not in taken]
     # As the only completion, a shell would insert null.
-    return [*choices, "null"] if entry.nullable and (choices or partial) else choices
+    if entry.nullable and (choices or partial):
+        return [*choices, "null"]
+    return choices
 
 
 def _settings(slot: Slot, key: str, given: Sequence[str]) -> list[str]:
@@ -117,7 +126,9 @@ def _selected(slot: Slot, given: Sequence[str]) -> list[str]:
             return [name.strip("'\" ") for name in value.strip("[]").split(",")]
     tree: dict[str, Any] = {}
     for entry in read(LIBRARY / "ppo_trainer.yaml").defaults:
-        for group, part in entry.items() if isinstance(entry, dict) else ():
+        if not isinstance(entry, dict):
+            continue
+        for group, part in entry.items():
             folder, _, package = group.partition("@")
             section = tree
             for name in (package or folder).split("."):

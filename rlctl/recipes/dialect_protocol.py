@@ -64,7 +64,7 @@ class Dialect(Protocol):
         ...
 
     def is_library(self, folder: str) -> bool:
-        """Return True for the folder or package of the library's own configurations."""
+        """Return True for the folder or package of the library's configurations."""
         ...
 
     def check_part(self, name: str, where: str) -> None:

@@ -14,7 +14,9 @@ from rlctl.recipes.layers import Layers
 from rlctl.recipes.role_table import ACTOR, CRITIC, REFERENCE, REWARD_MODEL, ROLLOUT
 from rlctl.recipes.slots import lookup
 
-_ACTOR, _ROLLOUT, _REF = ACTOR.section, ROLLOUT.section, REFERENCE.section
+_ACTOR = ACTOR.section
+_ROLLOUT = ROLLOUT.section
+_REF = REFERENCE.section
 _SWITCH = f"{_ACTOR}.use_dynamic_bsz"
 
 
@@ -68,8 +70,10 @@ def apply_implied(layers: Layers) -> list[str]:
     ]
     for translator in layers.translators:
         for key, parts in translator.paths.items():
-            names = [parts] if isinstance(parts, str) else list(parts or ())
-            _imply(key, ".".join([lookup(layers.tree, key), *map(str, names)]), key, layers)
+            if isinstance(parts, str):
+                parts = [parts]
+            names = map(str, parts or ())
+            _imply(key, ".".join([lookup(layers.tree, key), *names]), key, layers)
     for rule in found:
         _imply(rule.switch, False, rule.key, layers)
     for translator in layers.translators:

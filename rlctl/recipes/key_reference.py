@@ -57,11 +57,9 @@ def setting_rows(slot: Slot, name: str) -> list[KeyRow]:
 
 
 def _default(field: FieldInfo) -> str:
-    return (
-        "(required)"
-        if field.is_required()
-        else as_text(field.get_default(call_default_factory=True))
-    )
+    if field.is_required():
+        return "(required)"
+    return as_text(field.get_default(call_default_factory=True))
 
 
 def shipped_settings() -> list[KeyRow]:
@@ -69,7 +67,8 @@ def shipped_settings() -> list[KeyRow]:
     return [
         row
         for slot in SLOTS
-        for name in (plugins.names(slot.kind) if slot.params else ())
+        if slot.params
+        for name in plugins.names(slot.kind)
         for row in setting_rows(slot, name)
     ]
 
@@ -77,7 +76,9 @@ def shipped_settings() -> list[KeyRow]:
 def selected_setting(key: str, container: Mapping[str, Any]) -> KeyRow | None:
     """Return the setting `key` of a plug-in that `container` selects, or None."""
     slot = slot_with_setting(key)
-    rows = [] if slot is None else [setting_rows(slot, name) for name in slot.selected(container)]
+    if slot is None:
+        return None
+    rows = [setting_rows(slot, name) for name in slot.selected(container)]
     return next((row for group in rows for row in group if row.key.name == key), None)
 
 

@@ -64,8 +64,10 @@ def known_key(name: str) -> Key | None:
 
 def without_empty_text(name: str, value: Any) -> Any:
     """Return null for `''` as the value of a nullable key, as shell scripts write it."""
-    key = schema_keys().get(name) if value == "" else None
-    return None if key is not None and key.nullable else value
+    key = schema_keys().get(name)
+    if value == "" and key is not None and key.nullable:
+        return None
+    return value
 
 
 def model_keys(
@@ -93,12 +95,13 @@ def model_keys(
         if bool in parts:
             choices = ("true", "false", *choices)
         nullable = type(None) in parts
-        text = " or ".join([*named, "null"] if nullable else named)
+        if nullable:
+            named.append("null")
         open_mapping = any(get_origin(part) is dict for part in parts)
         yield Key(
             dotted,
             "open" if open_mapping else "value",
-            text,
+            " or ".join(named),
             field.description or "",
             choices,
             nullable,
@@ -108,16 +111,15 @@ def model_keys(
 
 def _members(annotation: Any) -> list[Any]:
     """Return the alternatives of a union, or the annotation itself."""
-    return (
-        list(get_args(annotation))
-        if get_origin(annotation) in (Union, types.UnionType)
-        else [annotation]
-    )
+    if get_origin(annotation) in (Union, types.UnionType):
+        return list(get_args(annotation))
+    return [annotation]
 
 
 def _words(annotation: Any, metadata: list[Any]) -> str:
     """Describe a type for messages: `whole number ≥ 1`, `list of text`, `fixed | adaptive`."""
-    origin, args = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    args = get_args(annotation)
     if origin is Annotated:
         return _words(args[0], [*metadata, *args[1:]])
     if len(alternatives := _members(annotation)) > 1:
@@ -126,14 +128,14 @@ def _words(annotation: Any, metadata: list[Any]) -> str:
         return f"{{{', '.join(annotation.model_fields)}}}"
     if origin is Literal:
         return " | ".join(str(value) for value in args)
+    if origin is tuple and args[-1] is Ellipsis:
+        return f"list of {_words(args[0], [])}"
     if origin is tuple:
-        return (
-            f"list of {_words(args[0], [])}"
-            if args[-1] is Ellipsis
-            else f"list of {len(args)} {_PLURAL.sub('s', _words(args[0], []), count=1)}"
-        )
+        return f"list of {len(args)} {_PLURAL.sub('s', _words(args[0], []), count=1)}"
+    if origin is dict and args[1] is Any:
+        return "mapping"
     if origin is dict:
-        return "mapping" if args[1] is Any else f"mapping of {_words(args[1], [])}"
+        return f"mapping of {_words(args[1], [])}"
     return " ".join([_PRIMITIVES.get(annotation, str(annotation)), *_bounds(metadata)]).strip()
 
 
@@ -209,5 +211,7 @@ def similar_keys(name: str) -> list[str]:
     word = _WORDS.get(leaf.lower())
     if word is not None:
         nearby = f"{section}.{word.rpartition('.')[2]}"
-        return [nearby if nearby in keys else word]
+        if nearby in keys:
+            return [nearby]
+        return [word]
     return nearest(name, keys)

@@ -101,8 +101,11 @@ class Layers:
 
     def add_file(self, source: Source, package: str, level: Level) -> None:
         """Merge a file's values below `package` (dotted; empty = the root)."""
-        prefix = tuple(package.split(".")) if package else ()
-        cut = len(package) + 1 if package else 0
+        prefix: tuple[str, ...] = ()
+        cut = 0
+        if package:
+            prefix = tuple(package.split("."))
+            cut = len(package) + 1
         for path, value in _leaves(source.data, prefix):
             if path != prefix:
                 self._set(path, value, lambda name: source.where(name[cut:]), level)
@@ -152,7 +155,8 @@ class Layers:
         if translated.key != name:
             if translated.flat:
                 self.flat[translated.key] = name
-            name, path = translated.key, tuple(translated.key.split("."))
+            name = translated.key
+            path = tuple(name.split("."))
         else:
             self.flat.pop(name, None)
         if not (self._is_known(path, place, level) and self._fits(name, value, where)):
@@ -174,21 +178,24 @@ class Layers:
         if unknown is None:
             return not self._has_dotted_part(path, prefixes, place)
         where = place(unknown)
-        above = known_key(unknown.rpartition(".")[0])
-        value = above if above is not None and above.kind == "value" else None
+        value = known_key(unknown.rpartition(".")[0])
+        if value is not None and value.kind != "value":
+            value = None
         refused = (value.name if value else unknown, where)
         if refused in self._refused:
             return False
         self._refused.add(refused)
         if value:
-            message = f"{value.name} is a {value.type}: it has no keys of its own"
-            example = f"{value.name}=[…]" if value.type.startswith("list") else value.name
+            message = f"{value.name} is a {value.type}: it has no keys below it"
+            example = value.name
+            if value.type.startswith("list"):
+                example += "=[…]"
             self.problems.append(Problem(message, where, f"set {example} as a whole"))
             return False
         shown, other = (prefixes[-1], unknown) if level == 3 else (unknown, prefixes[-1])
         hint = suggest_key(shown) or suggest_key(other) or "`rlctl config keys WORD` finds keys"
         values = [key for key in similar_keys(shown) if schema_keys()[key].kind == "value"]
-        fix = override_fix(where, key=values[0]) if values else None
+        fix = override_fix(where, key=next(iter(values), None))
         self.problems.append(Problem(f"unknown key {shown}", where, hint, fix))
         return False
 
@@ -235,7 +242,8 @@ class Layers:
             return
         if key.kind != "open" or key.name == name:
             hint = "every key of the schema has a value; set a different value"
-            hint += ", or null" if key.nullable else ""
+            if key.nullable:
+                hint += ", or null"
             self.problems.append(Problem(f"{name} cannot be removed", setting.where, hint))
             return
         node = lookup(self.tree, ".".join(path[:-1]))

@@ -47,7 +47,7 @@ class Choices:
 
 
 def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
-    """Parse each override on its own, so that a problem names the override."""
+    """Parse each override by itself, so that a problem names the override."""
     parser = OverridesParser.create()
     parsed: list[Override] = []
     problems: list[Problem] = []
@@ -81,14 +81,16 @@ def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
                 problems.append(unparsable(text, partial(_parsed, parser)))
                 continue
         if override.is_sweep_override():
-            hint, fix = "use `rlctl sweep` to try several values", None
+            hint = "use `rlctl sweep` to try several values"
+            fix = None
             if "(" not in value:
-                single, listed = quoted(key, shown), f"[{shown}]"
+                single = quoted(key, shown)
+                listed = f"[{shown}]"
                 in_shell = shlex.quote(f"{key}={listed}")
                 hint = f"a list is {in_shell}; one value with a comma is {single}; {hint}"
                 known = known_key(key.lstrip("+"))
-                is_list = known is not None and "list" in known.type
-                fix = override_fix(where, value=listed) if is_list else None
+                if known is not None and "list" in known.type:
+                    fix = override_fix(where, value=listed)
             problems.append(Problem(f"{redact_word(text)} has several values", where, hint, fix))
             continue
         parsed.append(override)
@@ -108,7 +110,8 @@ def _split_by_spaces(text: str, following: list[str]) -> Problem | None:
 
     Removes the words that belong to it from `following`.
     """
-    key, values = text.rstrip("=:"), following[:2]
+    key = text.rstrip("=:")
+    values = following[:2]
     if "=" in key or known_key(key) is None or not values:
         return None
     if values[0] in ("=", ":"):
@@ -157,7 +160,8 @@ def sort_overrides(parsed: list[Override], repository: YamlRepository) -> Choice
     """Split overrides into settings of keys and choices of parts (`optim@critic.optim=adamw`)."""
     choices = Choices()
     for override in parsed:
-        name, value = override.key_or_group, override.value()
+        name = override.key_or_group
+        value = override.value()
         if name.split(".")[0] == "hydra":
             if name != "hydra.searchpath":
                 choices.add_problem(
@@ -181,7 +185,7 @@ def sort_overrides(parsed: list[Override], repository: YamlRepository) -> Choice
             if first is not None:
                 hint += f"; to set a key of the section {name}: {first}=…"
             near = closest(str(value), repository.get_group_options(name))
-            fix = override_fix(f"override {override.input_line}", value=near) if near else None
+            fix = override_fix(f"override {override.input_line}", value=near)
             choices.add_problem(f"part {name}/{value} does not exist", override, hint, fix)
         else:
             choices.parts.append(override)
@@ -231,8 +235,8 @@ def _drop_unknown_groups(choices: Choices, repository: YamlRepository) -> None:
         hint = did_you_mean(name, known)
         if same:
             hint = f"write {' or '.join(f'{choice}={override.value()}' for choice in same)}"
-        near = [*sorted(same), *nearest(name, known)][:1]
-        fix = override_fix(f"override {override.input_line}", key=near[0]) if near else None
+        near = next(iter([*sorted(same), *nearest(name, known)]), None)
+        fix = override_fix(f"override {override.input_line}", key=near)
         choices.add_problem(f"the recipe has no part at {name}", override, hint, fix)
     choices.parts = kept
 

@@ -47,7 +47,9 @@ def plugin_keys(slot: Slot, name: str) -> list[Key]:
     """
     section = slot.section(name)
     model = plugins.params_model(_load(slot, name))
-    return [] if model is None or section is None else list(model_keys(model, f"{section}."))
+    if model is None or section is None:
+        return []
+    return list(model_keys(model, f"{section}."))
 
 
 def _unknown_names(slot: Slot, container: dict[str, Any], layers: Layers) -> list[Problem]:
@@ -61,9 +63,10 @@ def _unknown_names(slot: Slot, container: dict[str, Any], layers: Layers) -> lis
             try:
                 plugins.load(slot.kind, name)
             except ConfigError as error:
-                where, near = chain[-1].where, closest(name, known_names(slot.kind))
-                value = where.partition("=")[2].replace(name, near) if near else ""
-                fix = override_fix(where, value=value) if near else None
+                where = chain[-1].where
+                fix = None
+                if near := closest(name, known_names(slot.kind)):
+                    fix = override_fix(where, value=where.partition("=")[2].replace(name, near))
                 problems += [
                     dataclasses.replace(problem, where=where, fix=fix) for problem in error.problems
                 ]
@@ -87,7 +90,8 @@ def _check_settings(
         if ":" not in name and name not in accepted_names(slot.kind):
             return []  # reported already
         model = plugins.params_model(_load(slot, name))
-        accepted = set() if model is None else set(model.model_fields)
+        if model is not None:
+            accepted = set(model.model_fields)
     problems: list[Problem] = []
     for field in [field for field in values if field not in accepted]:
         key = f"{section}.{field}"
@@ -95,9 +99,9 @@ def _check_settings(
         flat = next((path for path in layers.flat if f"{path}.".startswith(f"{key}.")), None)
         if flat is not None:
             place = layers.origins[slot.key][-1]
-            selection = f"{slot.key} is {', '.join(selected)}" + (
-                f" ({place.where})" if place.level > 1 else ""
-            )
+            selection = f"{slot.key} is {', '.join(selected)}"
+            if place.level > 1:
+                selection += f" ({place.where})"
             layers.translators.add_unused(layers.flat[flat], origin.value, origin.where, selection)
         elif origin.level >= layers.origins[slot.key][-1].level and name not in selected:
             message = f"{key} is set, but {slot.key} is {', '.join(selected)}"
@@ -112,11 +116,9 @@ def _check_settings(
         plugins.parse_params(_load(slot, name), name, values, section)
     except ConfigError as error:
         for problem in error.problems:
-            key = (
-                problem.where
-                if problem.where not in (None, section)
-                else f"{section}.{next(iter(values))}"
-            )
+            key = problem.where
+            if key in (None, section):
+                key = f"{section}.{next(iter(values))}"
             problems.append(
                 dataclasses.replace(problem, where=_origin(key or section, layers).where)
             )

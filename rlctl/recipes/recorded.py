@@ -39,9 +39,12 @@ def _shown(value: Any, written: Any, key: str, environment: set[str]) -> Any:
         register(value, key, shown)
         return shown
     if isinstance(value, Mapping):
-        sections = written if isinstance(written, Mapping) else {}
+        sections: Mapping[str, Any] = {}
+        if isinstance(written, Mapping):
+            sections = written
+        prefix = f"{key}.".lstrip(".")
         return {
-            name: _shown(inner, sections.get(name), f"{key}.{name}" if key else name, environment)
+            name: _shown(inner, sections.get(name), f"{prefix}{name}", environment)
             for name, inner in value.items()
         }
     shown = redact_value(value, key)
@@ -137,5 +140,6 @@ def _hidden_parts(value: str, shown: str) -> list[str]:
     """Return the parts of a text that were replaced, such as the user and password of a URL."""
     pattern = "(.+)".join(re.escape(part) for part in shown.split(SECRET))
     match = re.fullmatch(pattern, value, re.DOTALL)
-    parts = match.groups() if match else ()
-    return [piece for part in parts for piece in (part, *part.split(":"))]
+    if match is None:
+        return []
+    return [piece for part in match.groups() for piece in (part, *part.split(":"))]

@@ -144,10 +144,10 @@ def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
             ) from None
     origins: dict[str, list[Origin]] = {}
     for key, chain in recipe.origins.items():
-        is_override = chain[-1].level == 3
-        earlier = stored_chains.get(key, [])
-        last = dataclasses.replace(chain[-1], where=renamed(chain[-1].where))
-        origins[key] = [*earlier, last] if is_override or not earlier else earlier
+        origins[key] = list(stored_chains.get(key, ()))
+        if chain[-1].level == 3 or not origins[key]:
+            last = dataclasses.replace(chain[-1], where=renamed(chain[-1].where))
+            origins[key].append(last)
     return dataclasses.replace(recipe, name=folder.name, path=stored, origins=origins)
 
 

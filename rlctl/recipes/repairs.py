@@ -38,7 +38,8 @@ def unparsable(text: str, parse: Callable[[str], object | None]) -> Problem:
     `parse` returns None for an override that Hydra cannot parse.
     """
     key, _, shown = redact_word(text).partition("=")
-    message, where = f"the value of {key} cannot be parsed", f"override {redact_word(text)}"
+    message = f"the value of {key} cannot be parsed"
+    where = f"override {redact_word(text)}"
     for verb, other in _repairs(key, shown):
         if parse(other) is not None:
             fix = redact_word(text), other
@@ -74,7 +75,9 @@ def _hydra_value(value: Any) -> str:
     if isinstance(value, dict):
         pairs = (f"{_hydra_key(name)}: {_hydra_value(inner)}" for name, inner in value.items())
         return f"{{{', '.join(pairs)}}}"
-    return value if PLAIN.fullmatch(value) else hydra_text("", value).removeprefix("=")
+    if PLAIN.fullmatch(value):
+        return value
+    return hydra_text("", value).removeprefix("=")
 
 
 def _hydra_key(name: str) -> str:

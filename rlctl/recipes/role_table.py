@@ -20,7 +20,7 @@ class Role:
     name: str  # in checkpoints, logs, metrics and worker processes
     pool_key: str  # field of `trainer.placement`
     model_key: str  # section that describes the model
-    section: str  # section with the role's own settings
+    section: str  # section with the role's settings
     # A causal LM, its trunk with a value head, or a sequence classifier with one label, whose head
     # may be new.
     kind: Literal["policy", "backbone", "classifier", "new_classifier"]
@@ -181,7 +181,7 @@ def trained_role(config: Config, needs: Flag) -> Role:
 
 
 def built_roles(config: Config, needs: Flag) -> list[Role]:
-    """Return the needed roles that load a model of their own."""
+    """Return the needed roles that load a separate model."""
     return [role for role in needed_roles(config, needs) if not is_adapter_base(role, config)]
 
 

@@ -25,7 +25,7 @@ MODEL = "actor_rollout_ref.model.path"
 class Verb:
     """Base NAME_trainer that has a quickstart, the recipe NAME.
 
-    `model` is the key of the trained model's path, and `example` a recipe for data of one's own.
+    `model` is the key of the trained model's path, and `example` a recipe for the user's data.
     """
 
     about: str
@@ -45,13 +45,13 @@ def verbs() -> dict[str, Verb]:
 def _verb(name: str) -> Verb:
     """Return what the base of a verb says; a key that it leaves out is that of the base's base."""
     base = read(library_recipes()[f"{name}_trainer"])
-    model = lookup(base.data, MODEL)  # a reference to another key, or nothing
+    model = lookup(base.data, MODEL) or MODEL  # a reference to another key, or nothing
     parent = [*base.included, DEFAULT][0].removesuffix("_trainer")
     example = f"gsm8k_{name}"
     return Verb(
         f"{base.about}.",
         lookup(base.data, "algorithm.name") or parent,
-        model.strip("${}") if model else MODEL,
+        model.strip("${}"),
         example if example in library_recipes() else name,
     )
 
@@ -96,7 +96,7 @@ def find_recipe(recipe: str | Path) -> Path:
 def find_part(name: str, folders: list[Path]) -> Path | None:
     """Return the file of a part or recipe by its name in `defaults` (`actor/dp_actor`), or None."""
     for base in folders:
-        path = base / (name if name.endswith(".yaml") else f"{name}.yaml")
+        path = base / f"{name.removesuffix('.yaml')}.yaml"
         if path.is_file():
             return path.resolve()
     return None
@@ -106,11 +106,13 @@ def level_of(path: Path) -> Literal[1, 2]:
     """Return 1 for a shipped base or part, 2 for any other file."""
     in_library = path.is_relative_to(LIBRARY)
     is_base = path.parent != LIBRARY or path.stem.endswith("_trainer")
-    return 1 if in_library and is_base else 2
+    if in_library and is_base:
+        return 1
+    return 2
 
 
 def search_folders(primary: Source, extra: list[Path]) -> list[Path]:
-    """Return the folders to search for parts: the recipe's own, search paths, the library.
+    """Return the folders to search for parts: the recipe's folder, search paths, the library.
 
     The search paths are `extra`, then the recipe's and those of the recipes that it includes.
     Raises ConfigError if a recipe includes itself.
@@ -154,7 +156,8 @@ def search_folders(primary: Source, extra: list[Path]) -> list[Path]:
 
     add([primary.path.parent, *extra])
     visit(primary, [])
-    return [*folders, LIBRARY] if LIBRARY not in folders else folders
+    add([LIBRARY])
+    return folders
 
 
 def resolve_folder(entry: str, base: Path, where: str) -> Path:
@@ -164,7 +167,9 @@ def resolve_folder(entry: str, base: Path, where: str) -> Path:
     ConfigError at `where`.
     """
     text = _ENV.sub(lambda match: _environment(match, where), entry)
-    scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
+    if "://" not in text:
+        text = f"file://{text}"
+    scheme, _, rest = text.partition("://")
     if scheme == "pkg":
         spec = find_spec(rest)
         if spec is None or not spec.submodule_search_locations:
@@ -182,7 +187,7 @@ def resolve_folder(entry: str, base: Path, where: str) -> Path:
 
 def _environment(match: re.Match[str], where: str) -> str:
     """Return the value of an environment variable in a search path, or its default."""
-    name, default = match.group(1), match.group(2)
+    name, default = match.group(1, 2)
     if name in os.environ:
         return os.environ[name]
     if default is None:
@@ -196,4 +201,6 @@ def place(where: str) -> str:
     if where.startswith("override "):
         return "command line"
     folder = f"{LIBRARY}/"
-    return f"recipes/{where.removeprefix(folder)}" if where.startswith(folder) else where
+    if where.startswith(folder):
+        return f"recipes/{where.removeprefix(folder)}"
+    return where

@@ -64,8 +64,9 @@ class Slot:
 
     def section(self, name: str) -> str | None:
         """Return the section with the settings of the plug-in `name`."""
-        short = name.rpartition(":")[2]
-        return f"{self.params}.{short}" if self.params and self.several else self.params
+        if not self.params or not self.several:
+            return self.params
+        return f"{self.params}.{name.rpartition(':')[2]}"
 
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -115,5 +116,7 @@ def slot_with_setting(key: str) -> Slot | None:
 def lookup(container: Any, key: str) -> Any:
     """Return the value of a dotted key, or None if it is not set."""
     for part in key.split("."):
-        container = container.get(part) if isinstance(container, dict) else None
+        if not isinstance(container, dict):
+            return None
+        container = container.get(part)
     return container

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -50,9 +51,9 @@ def unused_keys(
     """
     found: list[UnusedKey] = []
     declared: list[Declared] | None = None
-    for key in origins if keys is None else [key for key in keys if key in origins]:
-        setting = origins[key][-1]
-        if setting.level == 1:
+    for key, chain in origins.items():
+        setting = chain[-1]
+        if setting.level == 1 or (keys is not None and key not in keys):
             continue
         if declared is None:
             declared = list(_declared_by_plugins(container))
@@ -71,18 +72,19 @@ def _reasons(
     key: str, container: Mapping[str, Any], origins: Origins, roles: Collection[str] | None
 ) -> Iterator[tuple[Sequence[str], str]]:
     """Yield why a key has no effect by the schema and roles, each with the keys that cause it."""
-    for role in ROLES if roles is not None else ():
-        if role.name not in (roles or ()) and any(
-            fnmatchcase(key, pattern) for pattern in role.unused_keys
-        ):
+    for role in ROLES:
+        if roles is None or role.name in roles:
+            continue
+        if any(fnmatchcase(key, pattern) for pattern in role.unused_keys):
             named = [
                 _describe(cause, container, origins)
                 for cause in role.decided_by
                 if lookup(container, cause) is not True
             ]
             yield role.decided_by, f"no {role.name} is built ({', '.join(named)})"
-    known = known_key(key)
-    for condition in known.unused_if if known else ():
+    if (known := known_key(key)) is None:
+        return
+    for condition in known.unused_if:
         if condition.holds(partial(lookup, container)):
             causes = condition.causes
             yield causes, " and ".join(_describe(cause, container, origins) for cause in causes)
@@ -95,8 +97,9 @@ def _plugin_reasons(
     for selecting, pattern, unused in declared:
         if fnmatchcase(key, pattern):
             selection = _describe(selecting, container, origins)
-            reason = f"{selection}: {unused.reason}" if unused.reason else selection
-            yield (selecting, *unused.causes), reason
+            if unused.reason:
+                selection += f": {unused.reason}"
+            yield (selecting, *unused.causes), selection
 
 
 def _declared_by_plugins(container: Mapping[str, Any]) -> Iterator[Declared]:
@@ -121,17 +124,19 @@ def _declared_by_plugins(container: Mapping[str, Any]) -> Iterator[Declared]:
 
 def _used(slot: Slot, container: Mapping[str, Any]) -> list[str]:
     """Return the plug-ins of a slot that a run surely uses."""
-    if slot.kind in _OF_TURNS and not lookup(container, _TURNS):
+    is_unused = slot.kind in _OF_TURNS and not lookup(container, _TURNS)
+    if is_unused or lookup(container, slot.key) is None:
         return []
-    return [] if lookup(container, slot.key) is None else slot.selected(container)
+    return slot.selected(container)
 
 
 def _describe(cause: str, container: Mapping[str, Any], origins: Origins) -> str:
     """Return `algorithm.use_kl_in_reward is false`, with the place where it was set."""
     value = lookup(container, cause)
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+    if value is None or isinstance(value, bool):
+        value = json.dumps(value)
     place = f" ({origins[cause][-1].where})" if _level(cause, origins) > 1 else ""
-    return f"{cause} is {text}{place}"
+    return f"{cause} is {value}{place}"
 
 
 def _level(key: str, origins: Origins) -> int:

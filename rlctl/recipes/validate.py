@@ -83,10 +83,12 @@ def _key_of(loc: tuple[int | str, ...]) -> str:
     """
     name = ""
     for part in loc:
-        longer = f"{name}.{part}" if name else str(part)
+        longer = f"{name}.{part}".removeprefix(".")
         if known_key(longer) is None:
             above = schema_keys().get(name)
-            return longer if above is None or above.kind == "section" else name
+            if above is None or above.kind == "section":
+                return longer
+            return name
         name = longer
     return name
 
@@ -99,17 +101,18 @@ def _problem(name: str, container: dict[str, Any], origins: Mapping[str, list[Or
     if key is None:
         return Problem(f"unknown key {name}", where, did_you_mean(name, schema_keys()))
     value = lookup(container, name)
-    expected = key.type if key.name == name else key.type.removeprefix("mapping of ")
+    expected = key.type
+    if key.name != name:
+        expected = expected.removeprefix("mapping of ")
     if isinstance(value, int) and abs(value) >= 2**63:
         expected += " of at most 64 bits"
-    article = "a " if expected.startswith(("whole number", "number", "list", "mapping")) else ""
-    whole = isinstance(value, float) and value.is_integer() and "whole number" in key.type
-    return Problem(
-        f"{name} should be {article}{expected}, not {_as_yaml(value)}",
-        where,
-        f"write {int(value)}" if whole else key.help or None,
-        None if (near := _valid_near(key, value)) is None else override_fix(where, value=near),
-    )
+    if expected.startswith(("whole number", "number", "list", "mapping")):
+        expected = f"a {expected}"
+    hint = key.help or None
+    if isinstance(value, float) and value.is_integer() and "whole number" in key.type:
+        hint = f"write {int(value)}"
+    fix = override_fix(where, value=_valid_near(key, value))
+    return Problem(f"{name} should be {expected}, not {_as_yaml(value)}", where, hint, fix)
 
 
 def _valid_near(key: Key, value: object) -> str | None:
@@ -117,7 +120,9 @@ def _valid_near(key: Key, value: object) -> str | None:
     if key.choices:
         word = {"gpu": "cuda"}.get(str(value).lower(), str(value).lower())
         near = _BOOLEANS.get(word) or closest(word, key.choices)
-        return near if near in key.choices else None
+        if near not in key.choices:
+            return None
+        return near
     match = _BOUNDED.fullmatch(key.type)
     if match is None or isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -125,9 +130,11 @@ def _valid_near(key: Key, value: object) -> str | None:
     clamped = max(low, min(high, value))
     if (isinstance(value, int) and clamped == value) or not math.isfinite(clamped):
         return None
-    if "whole" in key.type:
-        return str(int(clamped)) if clamped == int(clamped) else None
-    return f"{clamped:g}"
+    if "whole" not in key.type:
+        return f"{clamped:g}"
+    if clamped != int(clamped):
+        return None
+    return str(int(clamped))
 
 
 def _as_yaml(value: object) -> str:

@@ -22,9 +22,11 @@ def check_size(root: yaml.Node | None) -> None:
             raise RecursionError
         if known is None:
             sizes[id(node)] = 0
-            parts = node.value if isinstance(node, yaml.CollectionNode) else []
-            pairs = isinstance(node, yaml.MappingNode)
-            inner = [part for pair in parts for part in pair] if pairs else parts
+            inner = []
+            if isinstance(node, yaml.MappingNode):
+                inner = [part for pair in node.value for part in pair]
+            elif isinstance(node, yaml.CollectionNode):
+                inner = node.value
             sizes[id(node)] = known = 1 + sum(map(size, inner))
         return known
 
@@ -35,15 +37,12 @@ def check_size(root: yaml.Node | None) -> None:
 def unreadable(error: Exception, text: str, where: str) -> ConfigError:
     """Return the error of the file `where` with `text` that PyYAML cannot read."""
     if isinstance(error, yaml.MarkedYAMLError):
-        mark = error.problem_mark
-        line = text.splitlines()[mark.line :][:1] if mark else []
-        return ConfigError(
-            f"invalid YAML: {error.problem}",
-            where=f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where,
-            hint='quote a reference inside braces: {key: "${other.key}"}'
-            if "${" in "".join(line)
-            else "check indentation, colons and quotes there",
-        )
+        hint = "check indentation, colons and quotes there"
+        if mark := error.problem_mark:
+            where = f"{where}:{mark.line + 1}:{mark.column + 1}"
+            if any("${" in line for line in text.splitlines()[mark.line :][:1]):
+                hint = 'quote a reference inside braces: {key: "${other.key}"}'
+        return ConfigError(f"invalid YAML: {error.problem}", where=where, hint=hint)
     if isinstance(error, RecursionError):
         return ConfigError(
             "invalid YAML: a value contains itself or is nested too deeply",

@@ -101,7 +101,9 @@ class YamlRepository(ConfigRepository):
             ) from None
         except MissingConfigException as error:
             name = error.missing_cfg_file or ""
-            options = error.options if error.options is not None else self.get_group_options("")
+            options = error.options
+            if options is None:
+                options = self.get_group_options("")
             hint = did_you_mean(name.rpartition("/")[2], options)
             raise ConfigError(
                 f"part {name} does not exist",
@@ -155,7 +157,7 @@ class YamlRepository(ConfigRepository):
 
     def group_exists(self, config_path: str) -> bool:
         """Return True if a search folder has a subfolder of this name."""
-        return any((base / config_path).is_dir() for base in self.folders) if config_path else True
+        return not config_path or any((base / config_path).is_dir() for base in self.folders)
 
     def get_group_options(
         self, group_name: str, results_filter: ObjectType | None = ObjectType.CONFIG

@@ -95,8 +95,11 @@ def read(path: Path) -> Source:
             from rlctl.recipes.yaml_errors import check_size
 
             check_size(node)
-        lines = dict(_lines(node, "", path)) if node is not None else {}
-        data = loader.construct_document(node) if node is not None else {}
+        lines: dict[str, int] = {}
+        data = {}
+        if node is not None:
+            lines = dict(_lines(node, "", path))
+            data = loader.construct_document(node)
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         from rlctl.recipes.yaml_errors import unreadable
 
@@ -106,8 +109,11 @@ def read(path: Path) -> Source:
             f"a recipe must be a mapping of keys, not {type(data).__name__}",
             where=f"{shown(path)}:1",
         )
-    defaults, hydra = data.pop("defaults", None), data.pop("hydra", None)
-    source = Source(path, text, data, [] if defaults is None else defaults, [], lines)
+    defaults = data.pop("defaults", None)
+    if defaults is None:
+        defaults = []
+    hydra = data.pop("hydra", None)
+    source = Source(path, text, data, defaults, [], lines)
     if not isinstance(source.defaults, list):
         raise ConfigError(
             "`defaults` must be a list",
@@ -147,9 +153,10 @@ def _lines(node: yaml.Node, prefix: str, path: Path) -> Iterator[tuple[str, int]
 
 def _searchpath(hydra: Any, source: Source) -> list[str]:
     """Return the entries of `hydra.searchpath`. Raises ConfigError for other keys of `hydra`."""
-    entries = hydra.get("searchpath", []) if isinstance(hydra, dict) else None
-    other = [key for key in hydra if key != "searchpath"] if isinstance(hydra, dict) else []
-    if other:
+    if not isinstance(hydra, dict):
+        hydra = {"searchpath": None}
+    entries = hydra.get("searchpath", [])
+    if other := [key for key in hydra if key != "searchpath"]:
         raise ConfigError(
             f"unknown key hydra.{other[0]}",
             where=source.where(f"hydra.{other[0]}"),

@@ -119,8 +119,10 @@ def plugin_fields(run: Run) -> dict[str, Any]:
 def facts_of_plugins(run: Run) -> list[tuple[str, str]]:
     """Return label and text of an early end, if there is one, and of `plugin_fields`."""
     found = ended_early(run)
-    ends = [("ended early", "step {step}: {reason}".format_map(found))] if found else []
-    return [*ends, *((name, str(value)) for name, value in plugin_fields(run).items())]
+    facts = [(name, str(value)) for name, value in plugin_fields(run).items()]
+    if found:
+        facts.insert(0, ("ended early", "step {step}: {reason}".format_map(found)))
+    return facts
 
 
 def trackers(run: Run) -> dict[str, dict[str, Any]]:
@@ -145,14 +147,17 @@ def samples(
     ConfigError for a damaged file.
     """
     steps = generation_steps(run.path, kind)
-    what, hint = "validation samples", "trainer.test_freq=N validates every N steps"
+    what = "validation samples"
+    hint = "trainer.test_freq=N validates every N steps"
     if kind == TRAINED:
         what = "training samples"
         hint = "trainer.log_train_generations=2 keeps the responses to two prompts of each step"
     if not steps:
         message = f"this run has no {what}"
         raise NotFoundError(message, where=str(run.path), hint=hint, code=_NO_SAMPLES)
-    chosen = steps[-1] if step is None else step
+    chosen = step
+    if chosen is None:
+        chosen = steps[-1]
     if chosen not in steps:
         raise NotFoundError(
             f"no {what} of step {chosen}",

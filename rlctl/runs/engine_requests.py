@@ -112,7 +112,7 @@ def pool_status(run: Run) -> PoolStatus:
     status = PoolStatus.read(attempt_folder(run))
     if status is None:
         raise ConflictError(
-            f"{run.name} has no rollout engines of its own, or has not started them yet",
+            f"{run.name} has no pool of rollout engines, or has not started it yet",
             where=str(run.path),
             hint="`trainer.placement.rollout=engines` gives them a pool (docs/placement.md)",
         )
@@ -128,7 +128,9 @@ def check_drain(status: PoolStatus, request: EngineRequest) -> None:
             f"there is no engine {missing[0]}",
             hint=f"the engines are {', '.join(str(engine.engine) for engine in status.engines)}",
         )
-    left = len(numbers - {*request.engines}) - (0 if request.engines else request.count)
+    left = len(numbers - {*request.engines})
+    if not request.engines:
+        left -= request.count
     if left < 1:
         raise UsageError(
             f"the last engine cannot be drained: {len(numbers)} of the run take requests",
@@ -159,7 +161,8 @@ def wait(run: Run, request: EngineRequest, timeout_s: float) -> RequestStatus | 
 
     Raises RlctlError if it has failed, or if the run ends before.
     """
-    folder, deadline = attempt_folder(run), time.monotonic() + timeout_s
+    folder = attempt_folder(run)
+    deadline = time.monotonic() + timeout_s
     while True:
         status = PoolStatus.read(folder)
         found = status and status.request(request.id)

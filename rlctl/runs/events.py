@@ -27,7 +27,8 @@ def alarms_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     found: list[dict[str, Any]] = []
     for event in events:
-        kind, step = event.get("kind"), event.get("step")
+        kind = event.get("kind")
+        step = event.get("step")
         if kind == EVENT:
             found.append(
                 {name: event.get(name) for name in ("name", "step", "message", "hint")}
@@ -38,9 +39,8 @@ def alarms_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 if alarm["name"] == event.get("name") and alarm["over"] is None:
                     alarm["over"] = step
         elif kind == "resume" and step is not None:
-            found = [
-                alarm | {"over": alarm["over"] if (alarm["over"] or 0) <= step else None}
-                for alarm in found
-                if alarm["step"] <= step
-            ]
+            found = [alarm for alarm in found if alarm["step"] <= step]
+            for alarm in found:
+                if (alarm["over"] or 0) > step:
+                    alarm["over"] = None
     return sorted(found, key=lambda alarm: alarm["name"] != FAILED_REWARDS)

@@ -1,8 +1,8 @@
 """Parts of a run's folder that are links to another disk, such as its checkpoints.
 
 A file beside such a folder, its claim, says which run has it, and where that run is. A copy of a
-run has the same links and the same id, so it gets folders of its own: what is not certainly the
-run's is copied, and neither moved nor deleted.
+run has the same links and the same id, so it gets other folders: what is not certainly the run's
+is copied, and neither moved nor deleted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def place(run: RunDir, part: str, outside: str | None) -> None:
     """
     link = run.path / part
     here = Place.of(run.record.id, run.path, run.home)
-    old = link.resolve() if link.is_symlink() else None
+    old = None
+    if link.is_symlink():
+        old = link.resolve()
     is_own = old is None or _is_own(old, here, run.path, run.record)
     if outside is None:
         if old is not None:
@@ -229,4 +231,6 @@ def _free(target: Path) -> None:
 
 
 def _names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not folder.is_dir():
+        return set()
+    return {path.name for path in folder.iterdir()}

@@ -11,14 +11,15 @@ from rlctl.runs.record import RunRecord
 def check_idle(path: Path, record: RunRecord, force: bool = False) -> None:
     """Raise ConflictError if the driver is running or, without `force`, may run elsewhere."""
     process = record.process
-    alive = process.alive(path) if record.state in ("starting", "running") else False
+    if record.state not in ("starting", "running"):
+        return
+    alive = process.alive(path)
     if alive or (alive is None and not force):
-        status = "is running" if alive else "is recorded as running"
-        hint = (
-            "`rlctl watch` follows it"
-            if alive
-            else "make sure that the process has exited, then use --force"
-        )
+        status = "is recorded as running"
+        hint = "make sure that the process has exited, then use --force"
+        if alive:
+            status = "is running"
+            hint = "`rlctl watch` follows it"
         raise ConflictError(
             f"{record.name!r} {status}: process {process.pid} on {process.host}",
             where=str(path),

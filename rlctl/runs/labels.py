@@ -1,6 +1,6 @@
 """User-defined tags and note of a run.
 
-They have their own file because only the driver of the run writes `run.json`.
+They have a separate file because only the driver of the run writes `run.json`.
 """
 
 from __future__ import annotations

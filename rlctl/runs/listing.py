@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from rlctl.monitoring.run_summary import RunSummary, lower_is_better
 from rlctl.plugins import load, names
-from rlctl.runs.query import Query, Term
 from rlctl.runs.run import Run
 from rlctl.runs.settings import read_settings
 from rlctl.suggest import did_you_mean
 from rlctl.tracking.summary import SERIES
+
+if TYPE_CHECKING:
+    from rlctl.runs.query import Query, Term
 
 FIELDS: Mapping[str, Callable[[Run], Any]] = {
     "name": lambda run: run.name,
@@ -93,15 +96,17 @@ class RunQuery:
 
         Raises UsageError for an invalid expression or unknown name.
         """
-        found = where(every, self.where) if self.where is not None else every
+        found = every
+        if self.where is not None:
+            found = where(every, self.where)
         found = [run for run in found if self.state in (None, run.state)]
-        found = _ordered(found, self.sort) if self.sort is not None else found
+        if self.sort is not None:
+            found = _ordered(found, self.sort)
         if self.group is not None:
             value = FIELDS[self.group]
             places = {name: place for place, name in enumerate(dict.fromkeys(map(value, found)))}
             found = sorted(found, key=lambda run: places[value(run)])
-        end = None if self.number is None else offset + self.number
-        shown = found[offset:end]
+        shown = found[offset:][: self.number]
         keys = [
             key.strip() for key in (self.cols or "").removeprefix("+").split(",") if key.strip()
         ]
@@ -113,9 +118,11 @@ class RunQuery:
 def value_of(run: Run, term: Term) -> Any:
     """Return the value of a term for a run, None if it has none; read only the file needed."""
     if term.is_metric:
-        best = "min" if lower_is_better(term.name) else "max"
+        aspect = term.aspect
+        if aspect == "best":
+            aspect = "min" if lower_is_better(term.name) else "max"
         values = run.metrics.metrics.get(term.name)
-        return values and values[SERIES.index(best if term.aspect == "best" else term.aspect)]
+        return values and values[SERIES.index(aspect)]
     if term.name in FIELDS:
         return FIELDS[term.name](run)
     if term.name in names("run_fields"):
@@ -128,6 +135,8 @@ def where(runs: Sequence[Run], text: str) -> list[Run]:
 
     Raises UsageError for an invalid expression or an unknown name.
     """
+    from rlctl.runs.query import Query
+
     query = Query(text)
     check_names(query, runs)
     # Copies forget their metrics, which would fill the memory.
@@ -136,18 +145,25 @@ def where(runs: Sequence[Run], text: str) -> list[Run]:
 
 def _ordered(runs: Sequence[Run], text: str) -> list[Run]:
     """Sort the runs by a value, ascending, or descending with a leading `-`; missing ones last."""
+    from rlctl.runs.query import Query
+
     query = Query(text.removeprefix("-"))
     term = query.term()
     check_names(query, runs)
     values = [(value_of(replace(run), term), run) for run in runs]
     known = [(value, run) for value, run in values if value is not None]
-    numbers = all(isinstance(value, int | float) for value, _ in known)
-    known.sort(key=lambda pair: pair[0] if numbers else str(pair[0]), reverse=text.startswith("-"))
+    if not all(isinstance(value, int | float) for value, _ in known):
+        known = [(str(value), run) for value, run in known]
+    known.sort(key=itemgetter(0), reverse=text.startswith("-"))
     return [run for _, run in known] + [run for value, run in values if value is None]
 
 
 def _columns(runs: Sequence[Run], texts: Sequence[str]) -> list[dict[str, Any]]:
     """Return the value of each of `texts` for every run."""
+    if not texts:
+        return [{} for _ in runs]
+    from rlctl.runs.query import Query
+
     queries = {text: Query(text) for text in texts}
     terms = {text: query.term() for text, query in queries.items()}
     for query in queries.values():
@@ -172,8 +188,6 @@ def check_names(query: Query, runs: Sequence[Run]) -> None:
 
 def _names(run: Run, metrics: bool) -> set[str]:
     """Return the metrics of a run, or its fields and keys."""
-    return (
-        {*run.metrics.metrics}
-        if metrics
-        else {*FIELDS, *names("run_fields"), *read_settings(run.path)}
-    )
+    if metrics:
+        return {*run.metrics.metrics}
+    return {*FIELDS, *names("run_fields"), *read_settings(run.path)}

@@ -45,7 +45,9 @@ class Tail:
         with open_record(self.path) as file:
             status = os.fstat(file.fileno())
             if status.st_ino != self.inode or status.st_size < self.position:  # it was replaced
-                self.inode, self.position, self.rest = status.st_ino, 0, b""
+                self.inode = status.st_ino
+                self.position = 0
+                self.rest = b""
             file.seek(self.position)
             while chunk := file.read(CHUNK):
                 self.position += len(chunk)
@@ -65,7 +67,9 @@ def log_files(run: Run, attempt: int | None, role: str | None, rank: int | None)
     `role` selects one pool, by its name or that of a role in it, `rank` one rank. Raises
     NotFoundError, naming what exists, for an attempt, role or rank without a log.
     """
-    folder = run.path / "attempts" / (str(attempt) if attempt is not None else "latest")
+    folder = run.path / "attempts" / "latest"
+    if attempt is not None:
+        folder = folder.with_name(str(attempt))
     found = _all_logs(run, folder, attempt)
     if role is not None:
         pool = _pool_of(run, role, {pool for pool, _, _ in found}, folder)
@@ -105,7 +109,9 @@ def _all_logs(run: Run, folder: Path, attempt: int | None) -> list[tuple[str, in
 def _pool_of(run: Run, role: str, pools: set[str], folder: Path) -> str:
     """Return the pool named `role` or that hosts the role."""
     placement = _placement(run)
-    pool = role if role in pools else placement.get(role)
+    if role in pools:
+        return role
+    pool = placement.get(role)
     if pool not in pools:
         roles = [name for name, hosting in placement.items() if hosting in pools]
         raise NotFoundError(
@@ -134,18 +140,18 @@ def lines_of(files: Sequence[Path], last: int | None) -> Iterator[tuple[str, str
 
 
 def _last(lines: Iterator[str], number: int | None) -> Iterable[str]:
-    return lines if number is None else deque(lines, maxlen=number)
+    if number is None:
+        return lines
+    return deque(lines, maxlen=number)
 
 
 def format_tails(logs: Sequence[Path], num_lines: int = 15) -> str:
     """Return the path and last lines of each log."""
     parts: list[str] = []
     for log in logs:
-        lines = (
-            log.read_text(errors="replace", encoding="utf-8").splitlines()[-num_lines:]
-            if log.is_file()
-            else []
-        )
+        lines: list[str] = []
+        if log.is_file():
+            lines = log.read_text(errors="replace", encoding="utf-8").splitlines()[-num_lines:]
         parts.append(f"{log}" + "".join(f"\n    {line}" for line in lines))
     return "\n".join(parts)
 

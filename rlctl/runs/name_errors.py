@@ -19,7 +19,8 @@ def taken(path: Path) -> ConflictError:
 
 def free_name(path: Path) -> str:
     """Return the name of a folder that does not exist: that of `path`, or with a number."""
-    names = (f"{path.name}{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
+    numbered = (f"{path.name}-{number}" for number in itertools.count(2))
+    names = itertools.chain([path.name], numbered)
     return next(name for name in names if not (path.parent / name).exists())
 
 
@@ -38,6 +39,8 @@ def unknown(selector: str, runs: Sequence[Run], root: Path) -> NotFoundError:
         "@best": f"no run has a metric {given!r}",
         "@tag": f"no run has the tag {given!r}",
     }
-    fix = (selector, near) if near else None
+    fix = None
+    if near:
+        fix = (selector, near)
     message = special.get(kind, f"no run is named {selector!r}")
     return NotFoundError(Problem(message, where, hint, fix))

@@ -71,7 +71,9 @@ class DriverProcess:
         if self.host != socket.gethostname():
             return None
         locked = is_locked(folder)
-        return False if locked is None and self.boot_id != _boot_id() else locked
+        if locked is None and self.boot_id != _boot_id():
+            return False
+        return locked
 
 
 def lock_folder(folder: Path, name: str = LOCK_FILE) -> IO[bytes] | None:
@@ -137,18 +139,24 @@ def start_rlctl(
 ) -> subprocess.Popen[bytes]:
     """Start `rlctl WORDS`, out of reach of Ctrl-C; it receives SIGTERM when this process exits.
 
-    With `log` it writes there, has no stdin, and leads its own session.
+    With `log` it writes there, has no stdin, and leads a session.
     """
+    process_group = 0
+    stdin = stderr = None
+    if log is not None:
+        process_group = None
+        stdin = subprocess.DEVNULL
+        stderr = subprocess.STDOUT
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "rlctl", *words],
-        stdin=None if log is None else subprocess.DEVNULL,
+        stdin=stdin,
         stdout=log,
-        stderr=None if log is None else subprocess.STDOUT,
+        stderr=stderr,
         cwd=cwd,
         env=env,
         preexec_fn=die_with_parent,
         start_new_session=log is not None,
-        process_group=0 if log is None else None,
+        process_group=process_group,
     )
 
 
@@ -172,7 +180,9 @@ def _started(pid: int) -> float | None:
                 fields = file.read().rpartition(")")[2].split()
         except OSError:
             return None
-        return None if fields[0] in "ZX" else float(fields[19])
+        if fields[0] in "ZX":
+            return None
+        return float(fields[19])
     import psutil
 
     try:

@@ -80,7 +80,7 @@ def uncommitted_changes(folder: Path) -> bytes | None:
 
 
 def _without_filters(folder: Path) -> list[str]:
-    """Return options that switch off the filters of a repository's own configuration.
+    """Return options that switch off the filters of a repository's configuration.
 
     They are programs that a diff runs. Those of the user's configuration, such as Git LFS, stay.
     """

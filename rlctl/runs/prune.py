@@ -10,13 +10,15 @@ from pathlib import Path
 
 from rlctl.errors import ConflictError, ResourceError, UsageError
 from rlctl.files import by_step
-from rlctl.monitoring.run_summary import lower_is_better
+from rlctl.monitoring.run_summary import RunSummary, lower_is_better
 from rlctl.runs.events import read_events
 from rlctl.runs.folders_elsewhere import is_foreign
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.runs.run_dir import RunDir
 
-BEST, LAST, NONE = "best", "last", "none"
+BEST = "best"
+LAST = "last"
+NONE = "none"
 _EVENT = "pruned"  # in events.jsonl, with `steps`
 _MANIFEST = "manifest.json"  # a complete checkpoint has it
 
@@ -106,7 +108,9 @@ def plan(run: Run, keep: Keep, runs: Iterable[Run], force: bool) -> Pruning:
     complete = [
         step for step, path in by_step(run.path / "checkpoints").items() if _is_complete(path)
     ]
-    wanted = {*keep.steps, *(complete[-keep.newest :] if keep.newest else ())}
+    wanted = set(keep.steps)
+    if keep.newest:
+        wanted.update(complete[-keep.newest :])
     if keep.best and (best := best_step(run, complete)) is not None:
         wanted.add(best)
     guarded: dict[int, str] = {}
@@ -126,18 +130,18 @@ def best_step(run: Run, steps: Sequence[int]) -> int | None:
 
     None without a value at any of `steps`; of equal ones the first.
     """
-    figures = run.metrics.figures
     metric = run.setting("trainer.keep_best.metric")
     if metric is not None:
         smallest = run.setting("trainer.keep_best.mode") == "min"
     else:
-        metric = figures.metric if figures is not None else None
+        metric = (run.metrics.figures or RunSummary()).metric
         smallest = metric is not None and lower_is_better(metric)
     values = {int(row["step"]): row.get(metric or "") for row in run.history()}
     known = {step: value for step in steps if (value := values.get(step)) is not None}
     finite = {step: value for step, value in known.items() if math.isfinite(value)}
-    choose = min if smallest else max
-    return choose(finite, key=lambda step: finite[step]) if finite else None
+    if smallest:
+        return min(finite, key=finite.__getitem__, default=None)
+    return max(finite, key=finite.__getitem__, default=None)
 
 
 def prune(pruning: Pruning) -> None:
@@ -147,14 +151,15 @@ def prune(pruning: Pruning) -> None:
     """
     if not pruning.remove:
         return
-    folder, record = pruning.run.path / "checkpoints", pruning.run.record
+    folder = pruning.run.path / "checkpoints"
+    record = pruning.run.record
     if folder.is_symlink() and (
         record is None or is_foreign(pruning.run.path, record, "checkpoints")
     ):
         raise ConflictError(
             f"the checkpoints of {pruning.run.name} may be another run's, of which this is a copy",
             where=str(folder.resolve()),
-            hint="prune that run; resuming this one gives it checkpoints of its own",
+            hint="prune that run; resuming this one gives it other checkpoints",
         )
     try:
         if record is not None:
@@ -179,8 +184,9 @@ def _starts(run: Run, runs: Iterable[Run]) -> dict[int, str]:
     paths = {path.resolve(): step for step, path in by_step(run.path / "checkpoints").items()}
     found: dict[int, str] = {}
     for other in runs:
-        parent = other.record.parent if other.record is not None else None
-        step = paths.get(Path(parent["path"]).resolve()) if parent else None
+        if other.record is None or other.record.parent is None:
+            continue
+        step = paths.get(Path(other.record.parent["path"]).resolve())
         if step is not None and not by_step(other.path / "checkpoints"):
             found[step] = f"{other.name} was forked from it and has no checkpoint yet"
     return found

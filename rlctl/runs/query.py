@@ -90,7 +90,9 @@ class Query:
 
     def unknown(self, term: Term, near: str, of: str = "run") -> UsageError:
         """Return the error for a name that no `of` has."""
-        kind = "metric" if term.is_metric else "field or key"
+        kind = "field or key"
+        if term.is_metric:
+            kind = "metric"
         return self._wrong(term.at, f"no {of} has a {kind} {term.name!r}", near)
 
     def _compile(self, node: ast.expr, level: int) -> Callable[[Values], Any]:
@@ -105,9 +107,12 @@ class Query:
             return [self._compile(node, level + 1) for node in nodes]
 
         match node:
-            case ast.BoolOp(op=op, values=nodes):
-                parts, join = compiled(*nodes), all if isinstance(op, ast.And) else any
-                return lambda values: join(part(values) for part in parts)
+            case ast.BoolOp(op=ast.And(), values=nodes):
+                parts = compiled(*nodes)
+                return lambda values: all(part(values) for part in parts)
+            case ast.BoolOp(values=nodes):
+                parts = compiled(*nodes)
+                return lambda values: any(part(values) for part in parts)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 (part,) = compiled(operand)
                 return lambda values: not part(values)
@@ -143,7 +148,9 @@ class Query:
         word = self._words.get(node.col_offset)
         if word is None or not isinstance(node, ast.Constant):
             return None
-        return word if node.end_col_offset == node.col_offset + len(word) + 2 else None
+        if node.end_col_offset != node.col_offset + len(word) + 2:
+            return None
+        return word
 
     def _name(self, node: ast.Name, aspect: str = "last") -> Callable[[Values], Any]:
         name = self._words[node.col_offset]
@@ -163,7 +170,9 @@ class Query:
     def _negative(self, node: ast.expr, value: Any) -> Any:
         if not isinstance(value, int | float | None):
             raise self._wrong(node.col_offset, f"{value!r} has no negative")
-        return None if value is None else -value
+        if value is None:
+            return None
+        return -value
 
     def _compare(self, node: ast.Compare, sides: list[Any]) -> bool:
         for op, a, b in zip(node.ops, sides, sides[1:], strict=False):
@@ -184,7 +193,9 @@ class Query:
             return self._wrong(0, "the expression is empty")
         if lone := re.search(r"(?<![=!<>])=(?!=)", source):
             return self._wrong(lone.start(), "`=` sets a value, `==` compares")
-        at = min(error.offset - 1, len(source)) if error.offset else len(source)
+        at = len(source)
+        if error.offset:
+            at = min(error.offset - 1, at)
         return self._wrong(at, error.msg)
 
     def _wrong(self, at: int, message: str, hint: str = _HINT) -> UsageError:
@@ -203,7 +214,9 @@ def _masked(text: str) -> tuple[str, dict[int, str]]:
         if match["number"] or piece in _KEYWORDS:
             return piece
         words[match.start()] = match["name"] or piece[1:-1]
-        return f"'{'_' * (len(piece) - 2)}'" if match["text"] else "_" * len(piece)
+        if match["text"]:
+            return f"'{'_' * (len(piece) - 2)}'"
+        return "_" * len(piece)
 
     source = re.sub(r"\s", " ", _TOKEN.sub(mask, text))
-    return "".join(char if char.isascii() else "?" for char in source), words
+    return re.sub(r"[^\x00-\x7f]", "?", source), words

@@ -91,30 +91,34 @@ class RunRecord:
                 del raw[name]
             raw["process"] = DriverProcess.from_dict(raw["process"])
             return cls(**raw)
+        except FileNotFoundError as error:
+            raise NotFoundError("not a run record: the file is missing", where=str(path)) from error
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            is_missing = isinstance(error, FileNotFoundError)
-            reason = "the file is missing" if is_missing else f"{type(error).__name__}: {error}"
-            kind = NotFoundError if is_missing else ConfigError
-            raise kind(f"not a run record: {reason}", where=str(path)) from error
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"not a run record: {reason}", where=str(path)) from error
 
 
 @contextmanager
 def recorded_end(report: Callable[[Last, int, Exception | None], object]) -> Iterator[None]:
     """Call `report` with the final state, exit code and error however the block ends."""
-    state, code = "failed", InternalError.exit_code
+    state = "failed"
+    code = InternalError.exit_code
     failure: Exception | None = None
     try:
         yield
-        state, code = "finished", 0
+        state = "finished"
+        code = 0
     except KeyboardInterrupt:
-        state, code = "stopped", 130
+        state = "stopped"
+        code = 130
         raise
     except (Exception, SystemExit) as error:
         failure = as_rlctl_error(error)
         if failure is not None:
             code = failure.exit_code
         elif isinstance(error, SystemExit):  # `Terminated`, `TimeUp`
-            state, code = "stopped", int(error.code or 0)
+            state = "stopped"
+            code = int(error.code or 0)
         else:
             failure = error
         raise

@@ -54,10 +54,14 @@ def rewind(run: RunDir, step: int | None, reported: Reported = _ALL) -> Rewound:
     in the place of an earlier step are reported as a warning. An incomplete last line, left by a
     killed process, is dropped.
     """
-    last = -1 if step is None else step
+    last = step
+    if last is None:
+        last = -1
     _remove_unfinished(run.path)
     folder = run.attempt / TAKEN_BACK
-    last_row = last if reported.last is None else reported.last
+    last_row = reported.last
+    if last_row is None:
+        last_row = last
     lines = _Lines.split(run.metrics, last_row)
     for part in _BY_STEP:
         for number, file in by_step(run.path / part, ".jsonl").items():
@@ -67,8 +71,9 @@ def rewind(run: RunDir, step: int | None, reported: Reported = _ALL) -> Rewound:
     if lines.taken:
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / run.metrics.name, b"".join(lines.taken))
-    found = min(lines.steps, default=last_row + 1)
-    first = found if reported.first is None else reported.first
+    first = reported.first
+    if first is None:
+        first = min(lines.steps, default=last_row + 1)
     lines.restore(reported.spare, first, last_row)
     if run.metrics.exists() or lines.kept:
         write_bytes(run.metrics, b"".join(lines.kept))
@@ -107,17 +112,21 @@ def _ranges(steps: Sequence[int]) -> str:
             groups[-1].append(step)
         else:
             groups.append([step])
-    texts = [
-        f"{group[0]} to {group[-1]}" if len(group) > _MAX_NAMED else ", ".join(map(str, group))
-        for group in groups
-    ]
+    texts: list[str] = []
+    for group in groups:
+        if len(group) > _MAX_NAMED:
+            texts.append(f"{group[0]} to {group[-1]}")
+        else:
+            texts += map(str, group)
     return ", ".join(texts)
 
 
 def _step_of(line: bytes) -> int | None:
     """Return the step of a line of metrics, None for a broken one."""
     step = (json_object(line) or {}).get("step")
-    return step if isinstance(step, int) else None
+    if not isinstance(step, int):
+        return None
+    return step
 
 
 @dataclass

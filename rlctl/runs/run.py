@@ -72,11 +72,9 @@ class Run:
         """Recorded state, or `lost` for an active run whose local process has exited."""
         if self.record is None:
             return "broken"
-        return (
-            "lost"
-            if self.record.state in ACTIVE and self.record.process.alive(self.path) is False
-            else self.record.state
-        )
+        if self.record.state in ACTIVE and self.record.process.alive(self.path) is False:
+            return "lost"
+        return self.record.state
 
     @cached_property
     def created(self) -> datetime:

@@ -46,13 +46,24 @@ class Curve:
     def at(self, step: int | None) -> float | None:
         """Return the value at a step, None without one."""
         found = np.flatnonzero(self.steps == step)
-        return float(self.values[found[0]]) if len(found) else None
+        if not len(found):
+            return None
+        return float(self.values[found[0]])
+
+    @property
+    def last(self) -> float | None:
+        """Last value, None without one."""
+        if not len(self):
+            return None
+        return float(self.values[-1])
 
     def best(self, name: str) -> tuple[float, int] | tuple[None, None]:
         """Return the best value and the first step that has it."""
         if not len(self):
             return None, None
-        place = np.argmin(self.values if lower_is_better(name) else -self.values)
+        place = np.argmax(self.values)
+        if lower_is_better(name):
+            place = np.argmin(self.values)
         return float(self.values[place]), int(self.steps[place])
 
     def same(self, other: Curve) -> bool:
@@ -77,12 +88,14 @@ class MetricRow:
     def from_curves(cls, name: str, curves: Sequence[Curve]) -> MetricRow:
         """Build the row from one curve per run, empty for a run without the metric."""
         shared = functools.reduce(np.intersect1d, (curve.steps for curve in curves if len(curve)))
-        step = int(shared[-1]) if len(shared) else None
+        step = None
+        if len(shared):
+            step = int(shared[-1])
         best = [curve.best(name) for curve in curves]
         return cls(
             step=step,
             at=[curve.at(step) for curve in curves],
-            last=[float(curve.values[-1]) if len(curve) else None for curve in curves],
+            last=[curve.last for curve in curves],
             best=[value for value, _ in best],
             best_step=[step for _, step in best],
         )
@@ -160,7 +173,9 @@ def compare(runs: Sequence[Run], changed: bool = False) -> Comparison:
 def _settings(runs: Sequence[Run], changed: bool) -> dict[str, list[Any]]:
     """Return settings that differ between runs or, unless `changed`, from the base config."""
     configs = [read_settings(run.path) for run in runs]
-    touched = set() if changed else {key for run in runs for key in changed_settings(run.path)}
+    touched: set[str] = set()
+    if not changed:
+        touched = {key for run in runs for key in changed_settings(run.path)}
     keys = dict.fromkeys(key for config in configs for key in config)
     rows = {key: [config.get(key) for config in configs] for key in keys}
     return {

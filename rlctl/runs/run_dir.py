@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 Access = Literal["owner", "group", "all"]
 MODES: dict[Access, int] = {"owner": 0o700, "group": 0o750, "all": 0o755}
-RECORD_FILE, CONFIG_FILE = "run.json", "config.yaml"
+RECORD_FILE = "run.json"
+CONFIG_FILE = "config.yaml"
 STOP_FILE = "stop"
 SWEEP_VARIABLE = "RLCTL_SWEEP"  # set by a sweep for its runs: the name of the sweep
 
@@ -169,7 +170,8 @@ class RunDir:
 
     def update(self, **changes: Any) -> None:
         """Change fields of `run.json` atomically."""
-        is_gone, self.record = self.is_gone(), dataclasses.replace(self.record, **changes)
+        is_gone = self.is_gone()
+        self.record = dataclasses.replace(self.record, **changes)
         if not is_gone:
             self.record.write(self.path / RECORD_FILE)
 

@@ -22,7 +22,8 @@ class RunWatcher:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.metrics, self.events = Tail(run.path / METRICS_FILE), Tail(run.path / EVENTS_FILE)
+        self.metrics = Tail(run.path / METRICS_FILE)
+        self.events = Tail(run.path / EVENTS_FILE)
         began = time.monotonic() - (run.seconds or 0.0)
         self.panel = LivePanel(run.name, began=began, doing=self._status)
         # Training time according to the metrics: a clock for steps done before the watching began.
@@ -40,7 +41,7 @@ class RunWatcher:
     def look(self) -> Iterator[Alarm | None]:
         """Yield what `read` yields once, and set `ended`."""
         now = reread(self.run)  # before reading, so that nothing written until the end is lost
-        self.panel.total_steps = (now.record.total_steps if now.record else None) or 0
+        self.panel.total_steps = (now.record and now.record.total_steps) or 0
         yield from self.read()
         self.ended = now.state not in ACTIVE
         if self.ended:
@@ -52,8 +53,9 @@ class RunWatcher:
         """Return what `read` has yielded as one line."""
         if alarm is None:
             return self.panel.line()
-        kind = "alarm over" if alarm.over else "alarm"
-        return f"{kind}: {alarm}"
+        if alarm.over:
+            return f"alarm over: {alarm}"
+        return f"alarm: {alarm}"
 
     def read(self) -> Iterator[Alarm | None]:
         """Read what is new; yield None after each step added to the panel, and each alarm."""

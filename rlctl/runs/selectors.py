@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,8 +39,11 @@ def _named(store: RunStore, selector: str) -> Run:
         run for run in runs if any(name.startswith(selector) for name in _names(run))
     ]
     if len(matches) > 1:
-        candidates = ", ".join(run.key for run in matches[:8]) + (", …" if len(matches) > 8 else "")
-        raise UsageError(f"{selector!r} names {len(matches)} runs", hint=f"one of: {candidates}")
+        candidates = [run.key for run in matches[:8]]
+        if len(matches) > 8:
+            candidates.append("…")
+        hint = f"one of: {', '.join(candidates)}"
+        raise UsageError(f"{selector!r} names {len(matches)} runs", hint=hint)
     if not matches:
         raise unknown(selector, runs, store.root)
     return matches[0]
@@ -68,13 +72,18 @@ def _newest(store: RunStore, selector: str, runs: Sequence[Run]) -> Run:
 
 def _best(metric: str, runs: Sequence[Run]) -> Run | None:
     """Return the run with the best value of a metric or aspect; ties go to the newest."""
-    term = Query(metric if "(" in metric else f"best({metric})").term()
+    if "(" not in metric:
+        metric = f"best({metric})"
+    term = Query(metric).term()
     values = [(value_of(run, term), run) for run in runs]
     found = [(value, run) for value, run in values if value is not None]
+    if not found:
+        return None
     choose = min if lower_is_better(term.name) else max
-    return choose(found, key=lambda pair: pair[0])[1] if found else None
+    return choose(found, key=itemgetter(0))[1]
 
 
 def _names(run: Run) -> tuple[str, ...]:
-    names = (run.name, run.key)
-    return (*names, run.record.id) if run.record else names
+    if run.record is None:
+        return run.name, run.key
+    return run.name, run.key, run.record.id

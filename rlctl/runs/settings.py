@@ -24,7 +24,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
         container = _parse(read_record(folder / CONFIG_FILE))
     except OSError:
         return {}
-    return dict(_flat(container, "")) if isinstance(container, dict) else {}
+    if not isinstance(container, dict):
+        return {}
+    return dict(_flat(container, ""))
 
 
 def read_setting(folder: Path, key: str, sha256: str | None) -> Any:
@@ -36,7 +38,9 @@ def read_setting(folder: Path, key: str, sha256: str | None) -> Any:
     if hashlib.sha256(content).hexdigest() != sha256:
         return read_settings(folder).get(key)
     value = _parse(_find("\n" + content.decode(errors="replace"), key) or "")
-    return None if isinstance(value, dict) and value else value
+    if isinstance(value, dict) and value:
+        return None
+    return value
 
 
 def _parse(text: str | bytes) -> Any:
@@ -73,8 +77,7 @@ def _find(text: str, key: str, indent: str = "") -> str | None:
             _, found, below = text.partition(head)
             if not found:
                 continue
-            end = re.search(rf"\n{indent}[^\s-]", below)
-            value = below[: end.start()] if end else below
+            value = re.split(rf"\n{indent}[^\s-]", below, maxsplit=1)[0]
             if length == len(parts):
                 return value
             if value.startswith(f"\n{indent}  "):

@@ -42,17 +42,21 @@ def run_processes(run: Run) -> list[RunProcess]:
     """
     driver = run.readable_record().process
     alive = driver.alive(run.path)
+    if alive is False:
+        raise ConflictError(f"{run.name} is {run.state}", where=str(run.path), hint=_LOGS)
     if not (alive and driver.is_visible):
-        there = f"is {run.state}" if alive is False else f"runs on {driver.host}"
-        hint = _LOGS if alive is False else "run this command there"
-        raise ConflictError(f"{run.name} {there}", where=str(run.path), hint=hint)
+        raise ConflictError(
+            f"{run.name} runs on {driver.host}", where=str(run.path), hint="run this command there"
+        )
     found: list[RunProcess] = []
     for process in _with_children(driver.pid):
         with suppress(psutil.Error):  # it has ended
             command = " ".join(process.cmdline())
             if _is_python(process, command):
                 times = process.cpu_times()
-                name = "controller" if process.pid == driver.pid else _name(command)
+                name = _name(command)
+                if process.pid == driver.pid:
+                    name = "controller"
                 cpu_s = round(times.user + times.system, 2)
                 found.append(RunProcess(process.pid, name, process.status(), cpu_s))
     if not found:
@@ -76,7 +80,9 @@ def stacks(pid: int) -> str:
     process.
     """
     beside = Path(sys.executable).with_name("py-spy")
-    spy = str(beside) if beside.is_file() else shutil.which("py-spy")
+    spy = shutil.which("py-spy")
+    if beside.is_file():
+        spy = str(beside)
     if spy is None:
         raise MissingExtraError(
             "the stacks of processes need py-spy", hint="pip install 'rlctl[debug]'"
@@ -101,7 +107,7 @@ def stacks(pid: int) -> str:
 
 
 def _is_python(process: psutil.Process, command: str) -> bool:
-    """Return True for Python, without Ray's own scripts and idle workers."""
+    """Return True for Python, without Ray's scripts and idle workers."""
     if any(name in command for name in _RAY) or process.name() == FORK_SERVER:
         return False
     return command.startswith("ray::") or Path(process.exe()).name.startswith("python")

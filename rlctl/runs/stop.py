@@ -39,7 +39,8 @@ class StopTarget:
 
 def run_target(run: Run) -> StopTarget:
     """Return the target for a run; raise ConfigError without a readable record."""
-    request, process = run.path / STOP_FILE, run.readable_record().process
+    request = run.path / STOP_FILE
+    process = run.readable_record().process
     return StopTarget(run.name, run.path, process, lambda: reread(run).state, request)
 
 
@@ -62,7 +63,9 @@ def request_stop(target: StopTarget, now: bool) -> None:
                 os.kill(target.process.pid, signal.SIGTERM)
         return
     if target.request is None or now:
-        hint = "run this command there" + (", or leave out --now" if target.request else "")
+        hint = "run this command there"
+        if target.request:
+            hint += ", or leave out --now"
         raise UsageError(
             f"{target.name} is driven by process {target.process.pid} on {target.process.host}",
             hint=hint,
@@ -113,18 +116,25 @@ def supervise(
             or not (folder / RECORD_FILE).exists()
         ):
             break
-        has_begun = _num_attempts(folder) > before
-        if (smaller := _proposed(folder) if has_begun else []) is None:
+        smaller: list[str] | None = []
+        if _num_attempts(folder) > before:
+            words = again
+            smaller = _proposed(folder)
+        if smaller is None:
             break
         RunDir(folder).event("retry", number=number, exit_code=code)
-        changes = f" with {' '.join(smaller)}" if smaller else ""
-        say(f"{folder.name} failed with exit code {code}; retry {number} of {retries}{changes}")
-        code = _run([*(again if has_begun else words), *options(), *smaller])
+        message = f"{folder.name} failed with exit code {code}; retry {number} of {retries}"
+        if smaller:
+            message += f" with {' '.join(smaller)}"
+        say(message)
+        code = _run([*words, *options(), *smaller])
     return code
 
 
 def _num_attempts(folder: Path) -> int:
-    return RunDir(folder).record.attempts if (folder / RECORD_FILE).exists() else 0
+    if not (folder / RECORD_FILE).exists():
+        return 0
+    return RunDir(folder).record.attempts
 
 
 def _run(words: Sequence[str]) -> int:
@@ -144,7 +154,9 @@ def _run(words: Sequence[str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
+    if code < 0:
+        return 128 - code
+    return code
 
 
 def _proposed(folder: Path) -> list[str] | None:
@@ -154,7 +166,7 @@ def _proposed(folder: Path) -> list[str] | None:
         if event["kind"] == "attempt":
             found = []
         elif event["kind"] == "out_of_memory":
-            found = (
-                [f"{event['key']}={event['proposed']}"] if event["proposed"] is not None else None
-            )
+            found = None
+            if event["proposed"] is not None:
+                found = [f"{event['key']}={event['proposed']}"]
     return found

@@ -44,7 +44,9 @@ class RunStore:
         before, run = self._known.get(folder, (None, None))
         if run is not None and before == now:
             return replace(run)
-        labels = Labels() if now[1] is None else None
+        labels = None
+        if now[1] is None:
+            labels = Labels()
         self._known[folder] = now, build_run(Path(folder), labels)
         return self._known[folder][1]
 

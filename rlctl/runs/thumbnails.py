@@ -13,7 +13,8 @@ from rlctl.files import replacing
 
 LOG = logging.getLogger(__name__)
 
-MAX_FILES, MAX_BYTES = 1000, 8 * 1024  # of a run; of a file
+MAX_FILES = 1000  # of a run
+MAX_BYTES = 8 * 1024  # of a file
 _STEPS = ((160, 80), (160, 50), (96, 50), (48, 40))  # pixels of the longer side, quality
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _START = b"\xff\xd8\xff"  # of a JPEG file
@@ -67,4 +68,6 @@ def read_thumbnail(run: Path, digest: str) -> bytes | None:
             content = opened_file.read(MAX_BYTES + 1)
     except OSError:
         return None
-    return content if content.startswith(_START) and len(content) <= MAX_BYTES else None
+    if not content.startswith(_START) or len(content) > MAX_BYTES:
+        return None
+    return content

@@ -36,14 +36,17 @@ class Removed:
     def elsewhere(self) -> list[Path]:
         """Folders of the run on other disks, such as those of `trainer.default_local_dir`."""
         record = read_run(self.path).record
-        return folders_elsewhere.linked(self.path, record, self.home) if record else []
+        if record is None:
+            return []
+        return folders_elsewhere.linked(self.path, record, self.home)
 
     @property
     def home(self) -> Path:
         """Path of the run before its removal; `path` of one that is not in the trash."""
         parents = self.path.absolute().parents
-        in_trash = len(parents) > 3 and parents[2].name == TRASH
-        return parents[3] / self.key if in_trash else self.path
+        if len(parents) > 3 and parents[2].name == TRASH:
+            return parents[3] / self.key
+        return self.path
 
     @property
     def num_bytes(self) -> int:
@@ -54,13 +57,12 @@ class Removed:
 def check_removable(run: Run) -> None:
     """Raise ConflictError for an active run, here or on another host."""
     if run.state in ACTIVE:
-        host = run.record.process.host if run.record else "?"
-        elsewhere = run.record is not None and run.record.process.alive(run.path) is None
-        hint = (
-            "the state of a process on another host is unknown: --force removes the run"
-            if elsewhere
-            else "stop it first"
-        )
+        host = "?"
+        hint = "stop it first"
+        if run.record is not None:
+            host = run.record.process.host
+            if run.record.process.alive(run.path) is None:
+                hint = "the state of a process on another host is unknown: --force removes the run"
         raise ConflictError(
             f"the run {run.name} is {run.state} on {host}", where=str(run.path), hint=hint
         )
@@ -119,7 +121,8 @@ def restore(root: Path, name: str) -> Path:
         raise UsageError(
             f"{name!r} names {len(keys)} removed runs", hint=f"one of: {', '.join(keys)}"
         )
-    chosen, place = matches[0], root / keys[0]
+    chosen = matches[0]
+    place = root / keys[0]
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         chosen.path.rename(place)  # fails for a folder that is not empty
@@ -141,7 +144,8 @@ def empty(root: Path) -> list[Removed]:
 
     Raises ResourceError for what cannot be deleted, after the others were.
     """
-    removed, failures = removed_runs(root), []
+    removed = removed_runs(root)
+    failures: list[str] = []
     for run in removed:
         try:
             for folder in run.elsewhere:

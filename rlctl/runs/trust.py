@@ -75,7 +75,7 @@ def recompose_run(run: Path, overrides: Sequence[str] = ()) -> Recipe:
 def check(run: Path, overrides: Sequence[str] = (), section: str = "") -> None:
     """Raise ConfigError if another's run names what needs the user's word; see the module.
 
-    Keys of `overrides` are the user's own. Only keys that begin with `section` are checked.
+    Keys of `overrides` are the user's. Only keys that begin with `section` are checked.
     """
     if not (run / CONFIG_FILE).is_file() or is_own(run) or is_trusted(run):
         return
@@ -83,7 +83,7 @@ def check(run: Path, overrides: Sequence[str] = (), section: str = "") -> None:
     found = {
         key: value
         for key, value in guarded(stored_values(run)).items()
-        if key.startswith(section) and not any(f"{key}.".startswith(f"{own}.") for own in given)
+        if key.startswith(section) and not any(f"{key}.".startswith(f"{name}.") for name in given)
     }
     named = [f"{key}={visible(redact(str(value)))[:80]}" for key, value in found.items()]
     named += [f"the link {visible(str(link.relative_to(run)))}" for link in links_to_elsewhere(run)]
@@ -93,7 +93,8 @@ def check(run: Path, overrides: Sequence[str] = (), section: str = "") -> None:
 
 def links_to_elsewhere(run: Path) -> Iterator[Path]:
     """Yield the links from a run's folder to another place, but those of its parts elsewhere."""
-    parts, inside = [run / part for part in PARTS], run.resolve()
+    parts = [run / part for part in PARTS]
+    inside = run.resolve()
     of_sdks = {run / name for name in names("loggers")}  # W&B's SDK links its logs there
     for folder, folders, files in os.walk(run):
         if Path(folder) in of_sdks:
@@ -109,7 +110,8 @@ def _within(run: Path, overrides: Sequence[str]) -> list[str]:
     """Return the overrides that keep another's run in its folder."""
     if not (run / CONFIG_FILE).is_file() or is_own(run) or is_trusted(run):
         return []
-    stored, given = stored_values(run), overridden_keys(overrides)
+    stored = stored_values(run)
+    given = overridden_keys(overrides)
     keys = [key for key in _ELSEWHERE if stored.get(key) is not None and key not in given]
     for key in keys:
         log.warning(
@@ -145,7 +147,7 @@ def is_own(run: Path) -> bool:
 
 
 def is_trusted(run: Path) -> bool:
-    """Return True if the run is below a folder that the user's own settings list."""
+    """Return True if the run is below a folder that the user's settings list."""
     folders = os.environ.get(TRUSTED_VARIABLE, "").split(os.pathsep)
     file = _settings_file()
     if file is not None and file.is_file():

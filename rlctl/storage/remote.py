@@ -78,7 +78,9 @@ def open_url(url: str) -> tuple[Any, str]:
     """
     import fsspec
 
-    options = {"auto_mkdir": True} if url.startswith("file://") else {}
+    options: dict[str, bool] = {}
+    if url.startswith("file://"):
+        options["auto_mkdir"] = True
     fs, path = fsspec.core.url_to_fs(url, **options)
     return fs, path.rstrip("/")
 
@@ -107,7 +109,8 @@ def get(fs: Any, found: Listing, files: Mapping[str, Path]) -> None:
     if files:
         fs.get([found.files[name]["name"] for name in files], [*map(str, files.values())])
     for name, target in files.items():
-        wanted, size = found.files[name].get("size"), target.stat().st_size
+        wanted = found.files[name].get("size")
+        size = target.stat().st_size
         if wanted not in (None, size):
             where = found.files[name]["name"]
             raise ResourceError(f"{name} has {size} bytes, expected {wanted}", where=where)
@@ -138,10 +141,8 @@ def explained(url: str) -> Iterator[None]:
 
 
 def _explanation(url: str, error: Exception) -> RlctlError:
-    scheme, reason = (
-        url.partition("://")[0],
-        f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
-    )
+    scheme = url.partition("://")[0]
+    reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     if isinstance(error, ImportError):
         from fsspec.registry import known_implementations
 
@@ -155,11 +156,9 @@ def _explanation(url: str, error: Exception) -> RlctlError:
     if isinstance(error, FileNotFoundError):
         return NotFoundError("no file or folder at this URL", where=url)
     if isinstance(error, PermissionError) or "credential" in reason.lower():
-        hint = (
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role"
-            if scheme == "s3"
-            else None
-        )
+        hint = None
+        if scheme == "s3":
+            hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role"
         return ConfigError(f"access denied or no credentials: {reason}", where=url, hint=hint)
     if isinstance(error, ValueError) and "rotocol" in reason:
         return ConfigError(
@@ -171,7 +170,9 @@ def _explanation(url: str, error: Exception) -> RlctlError:
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:
-    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+    if isinstance(fs.protocol, str):
+        return (fs.protocol,)
+    return tuple(fs.protocol)
 
 
 def _stamp(info: dict[str, Any]) -> str | None:
@@ -181,8 +182,11 @@ def _stamp(info: dict[str, Any]) -> str | None:
 
 def _fetch(fs: Any, found: Listing, target: Path, url: str) -> None:
     """Download to a temporary path beside `target`, then rename it."""
-    size, number = found.num_bytes / 2**20, len(found.files)
-    LOG.info("fetching %s (%d file%s, %.1f MiB)", url, number, "s" if number > 1 else "", size)
+    size = found.num_bytes / 2**20
+    files = "1 file"
+    if len(found.files) > 1:
+        files = f"{len(found.files)} files"
+    LOG.info("fetching %s (%s, %.1f MiB)", url, files, size)
     free = free_space(target.parent)
     if free < found.num_bytes:
         raise ResourceError(
@@ -191,7 +195,10 @@ def _fetch(fs: Any, found: Listing, target: Path, url: str) -> None:
             hint=f"set {CACHE_VARIABLE}=DIR to a folder on a larger disk",
         )
     with explained(url), replacing(target, unique=False, sync=False) as aside:
-        get(fs, found, {name: aside if found.is_file else aside / name for name in found.files})
+        targets = {name: aside / name for name in found.files}
+        if found.is_file:
+            targets = dict.fromkeys(found.files, aside)
+        get(fs, found, targets)
 
 
 @contextmanager

@@ -54,10 +54,9 @@ class Child:
     def old_process(self) -> str | None:
         """Return a phrase about the run's process of an earlier, killed sweep if it is alive."""
         record = self.record
-        alive = record is not None and record.state in ACTIVE and record.process.alive(self.folder)
-        return (
-            f"still runs as process {record.process.pid}" if record is not None and alive else None
-        )
+        if record is None or record.state not in ACTIVE or not record.process.alive(self.folder):
+            return None
+        return f"still runs as process {record.process.pid}"
 
     def start(self, sweep: SweepDir, cluster: RayCluster) -> None:
         """Start the process on `cluster`.
@@ -78,12 +77,13 @@ class Child:
                 cwd=sweep.record.cwd,
                 env=os.environ | variables | cluster.environment(),
             )
-        self.state, self.stop_requested_at = "running", None
+        self.state = "running"
+        self.stop_requested_at = None
 
     def first_words(self, record: SweepRecord) -> list[str]:
         """Return the command that starts the run."""
-        own = [*record.fixed, *self._seeds(record), *self.trial.overrides]
-        return ["train", record.verb, "--recipe", record.recipe, "--name", self.name, *own]
+        settings = [*record.fixed, *self._seeds(record), *self.trial.overrides]
+        return ["train", record.verb, "--recipe", record.recipe, "--name", self.name, *settings]
 
     def _seeds(self, record: SweepRecord) -> list[str]:
         """Return the seeds of sampling and of the order of the data."""
@@ -94,7 +94,9 @@ class Child:
 
     def poll(self) -> int | None:
         """Return the exit code once after the process ends; otherwise None."""
-        code = None if self.process is None else self.process.poll()
+        if self.process is None:
+            return None
+        code = self.process.poll()
         if code is not None:
             self.process = None
         return code
@@ -115,9 +117,11 @@ class Child:
         now = stamp(str(path))
         if now is None or now == self._stamp:
             return False
-        self._stamp, self.rows = now, read_metrics(path)
+        self._stamp = now
+        self.rows = read_metrics(path)
         record = self.record
-        self.total_steps = (record.total_steps if record else None) or self.total_steps
+        if record is not None and record.total_steps:
+            self.total_steps = record.total_steps
         return True
 
     def values(self, metric: str) -> dict[int, float]:

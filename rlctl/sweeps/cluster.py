@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from rlctl.errors import ResourceError
-from rlctl.monitoring.text import format_resources
+from rlctl.monitoring.text import format_resources, plural
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.build import load_algorithm
@@ -41,8 +41,7 @@ class RayCluster:
         self.threads = self.config.trainer.num_threads or default_threads(processes)
         return (
             f"cluster: {format_resources(total)}; a run takes {format_resources(first)}: "
-            f"{parallel} at once, "
-            f"{self.threads} CPU thread{'s' if self.threads > 1 else ''} a process"
+            f"{parallel} at once, {plural(self.threads, 'CPU thread')} a process"
         )
 
     def need(self, trial: Trial) -> Mapping[str, float]:
@@ -89,7 +88,8 @@ class RayCluster:
 def run_resources(config: schema.Config) -> dict[str, float]:
     """Return the Ray resources of one run: the sum of those of its processes."""
     devices = Devices.from_config(config.trainer, cluster_gpus(config))
-    needs, total = load_algorithm(config, 1).needs, defaultdict[str, float](float)
+    needs = load_algorithm(config, 1).needs
+    total: dict[str, float] = defaultdict(float)
     for pool, size in pool_sizes(config, devices, needs).items():
         device = pool_device(config, devices, needs, pool)
         one = process_resources(device, config.trainer.placement.device_fraction)

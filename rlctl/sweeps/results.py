@@ -96,12 +96,17 @@ def results(sweep: SweepDir) -> SweepResult:
             f"the sweep {sweep.record.name} has no table of its trials",
             where=str(sweep.path / TABLE_FILE),
         )
-    sign = -1.0 if sweep.record.settings["mode"] == "max" else 1.0
     trials = [_result(sweep, outcome) for outcome in table.outcomes]
 
     def rank(trial: TrialResult) -> tuple[bool, float, int]:
-        value = trial.value if trial.value is not None else trial.best
-        return trial.state != "finished", math.inf if value is None else sign * value, trial.number
+        cost = trial.value
+        if cost is None:
+            cost = trial.best
+        if cost is None:
+            cost = math.inf
+        elif sweep.record.settings["mode"] == "max":
+            cost = -cost
+        return trial.state != "finished", cost, trial.number
 
     return SweepResult(sweep, sorted(trials, key=rank), table.importances)
 
@@ -137,7 +142,9 @@ def export(sweep: SweepDir, trial: TrialResult, path: Path) -> None:
         if chain[-1].level > 1
         and not any(key == prefix or key.startswith(f"{prefix}.") for prefix in _NOT_EXPORTED)
     }
-    value = "" if trial.value is None else f", value {trial.value:.6g}"
+    value = ""
+    if trial.value is not None:
+        value = f", value {trial.value:.6g}"
     overrides = " ".join(trial.overrides)
     head = f"# Trial {trial.number} of the sweep {sweep.record.name}{value}: {overrides}\n"
     body = yaml.safe_dump(
@@ -151,7 +158,9 @@ def export(sweep: SweepDir, trial: TrialResult, path: Path) -> None:
 def overview(sweep: SweepDir) -> dict[str, Any]:
     """Return the fields of one line of `rlctl sweeps`."""
     record = sweep.record
-    trials = results(sweep).trials if sweep.read_table() is not None else []
+    trials: Sequence[TrialResult] = ()
+    if sweep.read_table() is not None:
+        trials = results(sweep).trials
     counts = {
         state: sum(trial.state == state for trial in trials)
         for state in ("waiting", "running", "finished", "pruned", "failed", "stopped")
@@ -164,8 +173,8 @@ def overview(sweep: SweepDir) -> dict[str, Any]:
         "axes": list(record.axes),
         "trials": {state: count for state, count in counts.items() if count},
         "metric": record.settings["metric"],
-        "best": winner.value if winner else None,
-        "best_trial": winner.number if winner else None,
+        "best": winner and winner.value,
+        "best_trial": winner and winner.number,
         "created": record.created,
     }
 
@@ -207,37 +216,45 @@ def runs_of(sweep: SweepDir) -> list[Run]:
 
 
 def _result(sweep: SweepDir, outcome: Outcome) -> TrialResult:
-    first, count = sweep.record.first_seed, sweep.record.settings["seeds"]
+    first = sweep.record.first_seed
+    count = sweep.record.settings["seeds"]
     names = [sweep.run_name(outcome.trial.number, seed) for seed in range(first, first + count)]
     names = [name for name in names if sweep.run_folder(name).is_dir()]
     values = outcome.values
-    last = (
-        [value for name in names if (value := _last_value(sweep, name)) is not None]
-        if count > 1
-        else []
-    )
-    choose = max if sweep.record.settings["mode"] == "max" else min
-    value = outcome.value if outcome.state == "finished" else None
+    last: list[float] = []
+    if count > 1:
+        last = [value for name in names if (value := _last_value(sweep, name)) is not None]
+    choose = min
+    if sweep.record.settings["mode"] == "max":
+        choose = max
+    value = None
+    if outcome.state == "finished":
+        value = outcome.value
     if value is None and values:
         value = values[max(values)]
-    error = half = None
+    number = 0
+    if value is not None:
+        number = count
+    error = low = high = None
     if value is not None and len(last) == count > 1:
         error = stdev(last) / math.sqrt(count)
         half = t_quantile(count - 1) * error
+        low = value - half
+        high = value + half
     return TrialResult(
         number=outcome.trial.number,
         overrides=outcome.trial.overrides,
         state=outcome.state,
         value=value,
         error=error,
-        best=choose(values.values()) if values else None,
-        step=max(values) if values else None,
+        best=choose(values.values(), default=None),
+        step=max(values, default=None),
         runs=names,
         reason=outcome.reason,
         curve=[values[step] for step in sorted(values)],
-        n=0 if value is None else count,
-        low=None if value is None or half is None else value - half,
-        high=None if value is None or half is None else value + half,
+        n=number,
+        low=low,
+        high=high,
     )
 
 
@@ -246,4 +263,6 @@ def _last_value(sweep: SweepDir, name: str) -> float | None:
     rows = read_metrics(sweep.run_folder(name) / METRICS_FILE)
     metric = primary_metric(rows, sweep.record.settings["metric"])
     values = [value for row in rows if metric and (value := figure(row, (metric,))) is not None]
-    return values[-1] if values else None
+    if not values:
+        return None
+    return values[-1]

@@ -179,7 +179,8 @@ class Scheduler:
                 self._complete(trial, "pruned", reason=f"by the rule {self.settings.pruner}")
             for child in open_runs:
                 child.stop(self.settings.stop_s)
-                child.state = "stopped" if child.state == "waiting" else child.state
+                if child.state == "waiting":
+                    child.state = "stopped"
                 if child.record is not None:
                     RunDir(child.folder).event(
                         "pruned", sweep=self.sweep.record.name, rule=self.settings.pruner
@@ -263,13 +264,15 @@ class Scheduler:
 
     def values(self, trial: Trial) -> dict[int, float]:
         """Return a trial's objective by step: the mean over seeds, at steps that all have."""
-        per_seed = [
-            child.values(metric)
-            if (metric := primary_metric(child.rows, self.settings.metric))
-            else {}
-            for child in self._runs_of(trial)
-        ]
-        common = set.intersection(*(set(values) for values in per_seed)) if per_seed else set()
+        per_seed: list[dict[int, float]] = []
+        for child in self._runs_of(trial):
+            values: dict[int, float] = {}
+            if metric := primary_metric(child.rows, self.settings.metric):
+                values = child.values(metric)
+            per_seed.append(values)
+        if not per_seed:
+            return {}
+        common = set.intersection(*(set(values) for values in per_seed))
         return {step: sum(values[step] for values in per_seed) / len(per_seed) for step in common}
 
 

@@ -14,7 +14,9 @@ from rlctl.sweeps.sweep_record import SweepDir, find_sweep, names_sweep
 
 def whole_sweep(store: RunStore, selector: str) -> SweepDir | None:
     """Return the sweep that `selector` names, None if it names a run, a trial or nothing."""
-    return find_sweep(store.root, selector) if names_sweep(store.root, selector) else None
+    if not names_sweep(store.root, selector):
+        return None
+    return find_sweep(store.root, selector)
 
 
 def find_watched(store: RunStore, selector: str) -> Run | tuple[SweepDir, int | None]:

@@ -59,12 +59,16 @@ class Study:
         self, storage: Path, axes: Sequence[Axis], settings: Sweep, total_steps: int
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.axes, self.settings = axes, settings
+        self.axes = axes
+        self.settings = settings
         self._space = {axis.key: _distribution(axis, settings.sampler) for axis in axes}
+        direction = "minimize"
+        if settings.mode == "max":
+            direction = "maximize"
         self._study = optuna.create_study(
             storage=f"sqlite:///{storage.absolute()}",
             study_name="sweep",  # the same for all sweeps: Hyperband's brackets depend on it
-            direction="maximize" if settings.mode == "max" else "minimize",
+            direction=direction,
             pruner=_PRUNERS[settings.pruner](total_steps),
             load_if_exists=True,
         )
@@ -115,9 +119,9 @@ class Study:
         if reason:
             self._open(trial).set_user_attr(_REASON, reason)
         states = {name: state for state, name in _STATES.items()}
-        self._study.tell(
-            trial.number, values=value if state == "finished" else None, state=states[state]
-        )
+        if state != "finished":
+            value = None
+        self._study.tell(trial.number, values=value, state=states[state])
 
     def outcomes(self) -> list[Outcome]:
         """Return the state of every trial so far, by number."""
@@ -209,14 +213,14 @@ def check_axes(axes: Sequence[Axis], settings: Sweep) -> None:
         )
         raise ConfigError("there is nothing to search: every key has one value", hint=hint)
     num_trials(axes, settings)
-    own: dict[str, str] = dict.fromkeys(_NAMES, "the sweep names its runs")
+    fixed: dict[str, str] = dict.fromkeys(_NAMES, "the sweep names its runs")
     if settings.seeds > 1:
-        own["trainer.seed"] = f"--seeds {settings.seeds} sets it"
+        fixed["trainer.seed"] = f"--seeds {settings.seeds} sets it"
     raise_problems(
         [
-            Problem(f"{axis.key} cannot be searched: {own[axis.key]}", axis.text)
+            Problem(f"{axis.key} cannot be searched: {fixed[axis.key]}", axis.text)
             for axis in axes
-            if axis.key in own
+            if axis.key in fixed
         ]
     )
     if settings.sampler == "cmaes":
@@ -238,5 +242,7 @@ def _distribution(axis: Axis, sampler: str) -> BaseDistribution:
         return IntDistribution(
             int(interval.low), int(interval.high), log=interval.log, step=int(interval.step or 1)
         )
-    step = None if interval.step is None else float(interval.step)
+    step = None
+    if interval.step is not None:
+        step = float(interval.step)
     return FloatDistribution(float(interval.low), float(interval.high), log=interval.log, step=step)

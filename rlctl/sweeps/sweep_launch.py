@@ -76,9 +76,10 @@ def create(plan: SweepPlan) -> SweepDir:
 
 def _command(plan: SweepPlan) -> list[str]:
     """Return the command line, or the equivalent one for a call of the Python API."""
-    words = ["sweep", plan.verb, "--recipe", plan.source, *plan.fixed]
-    words += [axis.text for axis in plan.axes]
-    return ["rlctl", *(sys.argv[1:] if is_command() else words)]
+    if is_command():
+        return ["rlctl", *sys.argv[1:]]
+    axes = [axis.text for axis in plan.axes]
+    return ["rlctl", "sweep", plan.verb, "--recipe", plan.source, *plan.fixed, *axes]
 
 
 def _first_data_seed(plan: SweepPlan) -> int | None:
@@ -88,7 +89,9 @@ def _first_data_seed(plan: SweepPlan) -> int | None:
     """
     data = plan.recipe.config.data
     differs = plan.settings.seeds > 1 and data.shuffle
-    return data.seed if differs and "data.seed" not in overridden_keys(plan.fixed) else None
+    if not differs or "data.seed" in overridden_keys(plan.fixed):
+        return None
+    return data.seed
 
 
 def resume(sweep: SweepDir, view: View) -> SweepDir:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,9 +76,9 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
     fixed, axes = split_axes(overrides, source)
     base = compose(source, with_first_values(fixed, axes))
     given = {axis.key for axis in axes}
-    own = [axis for axis in axes_of(base.config.sweep.params, source) if axis.key not in given]
-    check_fixed(fixed, own)
-    axes = own + axes
+    more = [axis for axis in axes_of(base.config.sweep.params, source) if axis.key not in given]
+    check_fixed(fixed, more)
+    axes = more + axes
     settings = base.config.sweep
     check_axes(axes, settings)
     recipe = compose(source, with_first_values(fixed, axes))
@@ -102,7 +102,8 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
         for line in report_unused_keys(recipe, plan.roles, strict=False):
             _log.warning(line)
         _check_metric(settings.metric, plan)
-        variants, problems = Variants(plan), dict[str, Problem]()
+        variants = Variants(plan)
+        problems: dict[str, Problem] = {}
         needs: list[tuple[Sequence[str], Mapping[str, float]]] = []
         for overrides, trial in trials.items():
             with _named_by(overrides, problems):
@@ -119,7 +120,9 @@ def _check_metric(metric: str | None, plan: Plan) -> None:
     """
     if metric is None or ("/" in metric and not metric.startswith(_VALIDATION)):
         return
-    sources = plan.validator.prompts.rows.count_sources() if plan.validator else {}
+    sources: Iterable[str] = ()
+    if plan.validator:
+        sources = plan.validator.prompts.rows.count_sources()
     if any(metric.startswith(f"{group}{source}/") for group in _VALIDATION for source in sources):
         return
     names = [f"val-core/{source}/acc/mean@1" for source in sources]
@@ -167,7 +170,8 @@ def _compose_trials(
         grid = [
             {**first, axis.key: value} for axis in axes for value in (axis.values or axis.bounds)
         ]
-    trials, problems = dict[tuple[str, ...], Recipe](), dict[str, Problem]()
+    trials: dict[tuple[str, ...], Recipe] = {}
+    problems: dict[str, Problem] = {}
     for point in grid:
         trial = tuple(f"{key}={value}" for key, value in point.items())
         with _named_by(trial, problems):

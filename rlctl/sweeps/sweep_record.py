@@ -156,12 +156,10 @@ class SweepDir:
             table = checked_table(json.loads(read_record(self.path / TABLE_FILE)))
         except (OSError, ValueError, RecursionError):
             return None
-        outcomes = [
-            dataclasses.replace(outcome, state="stopped")
-            if not is_running and outcome.state in ("waiting", "running")
-            else outcome
-            for outcome in table.outcomes
-        ]
+        outcomes = list(table.outcomes)
+        for index, outcome in enumerate(outcomes):
+            if not is_running and outcome.state in ("waiting", "running"):
+                outcomes[index] = dataclasses.replace(outcome, state="stopped")
         return TrialTable(outcomes, table.importances)
 
     def write_table(self, table: TrialTable) -> None:
@@ -188,17 +186,16 @@ class SweepDir:
     @property
     def state(self) -> str:
         """Recorded state, or `lost` if the sweep should be running but its process is gone."""
-        return (
-            "lost"
-            if self.record.state == "running" and self.record.process.alive(self.path) is False
-            else self.record.state
-        )
+        if self.record.state == "running" and self.record.process.alive(self.path) is False:
+            return "lost"
+        return self.record.state
 
     def run_name(self, trial: int, seed: int) -> str:
         """Return the name of a trial's run; a function of the numbers only, so it is stable."""
-        return f"{self.record.name}-{trial:03d}" + (
-            f"-seed{seed}" if self.record.settings["seeds"] > 1 else ""
-        )
+        name = f"{self.record.name}-{trial:03d}"
+        if self.record.settings["seeds"] > 1:
+            name += f"-seed{seed}"
+        return name
 
 
 def sweeps(root: Path) -> list[SweepDir]:

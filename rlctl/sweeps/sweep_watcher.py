@@ -56,7 +56,8 @@ class SweepWatcher:
     def _find_runs(self, trial: int) -> None:
         """Add the runs of a trial that have started since the last look."""
         known = self.runs.setdefault(trial, {})
-        first, seeds = self.sweep.record.first_seed, self.sweep.record.settings["seeds"]
+        first = self.sweep.record.first_seed
+        seeds = self.sweep.record.settings["seeds"]
         for seed in range(first, first + seeds):
             name = self.sweep.run_name(trial, seed)
             folder = self.sweep.run_folder(name)

@@ -41,8 +41,10 @@ def lines(sweep: SweepDir) -> Iterator[str]:
         first, *others = [place for place in by_run.values() if place["off"] is None] or [{}]
         stopped = [run for run, place in by_run.items() if place["off"] is not None]
         if first:
-            more = f", and {plural(len(others), 'run')} more" if others else ""
-            yield f"{name}  {line(first)}{more}"
+            text = f"{name}  {line(first)}"
+            if others:
+                text += f", and {plural(len(others), 'run')} more"
+            yield text
             if first.get("look"):
                 yield f"next  {commands(first)[0]}"
         if stopped:

@@ -57,6 +57,8 @@ def timed(name: str | None) -> Iterator[None]:
 
     None: it is part of another phase.
     """
-    clock = _running.get()
-    with clock.phase(name) if clock and name else nullcontext():
+    block = nullcontext()
+    if name and (clock := _running.get()):
+        block = clock.phase(name)
+    with block:
         yield

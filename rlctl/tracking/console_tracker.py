@@ -41,17 +41,16 @@ class ConsoleTracker:
         """End the startup: show the run's name and steps from now on."""
         self._end_startup_phase()
         self.started = True
-        self.panel.name, self.panel.total_steps = run.name, run.total_steps
+        self.panel.name = run.name
+        self.panel.total_steps = run.total_steps
         for row in metric_rows(run.folder / METRICS_FILE):
             self.panel.add_validation(int(row["step"]), row)
 
     def phase(self, name: str) -> None:
         """Show the phase that begins; each phase of the startup also leaves a timed line."""
         self._end_startup_phase()
-        self.phase_name, self.phase_began = (
-            PHASES[name][0] if name in PHASES else name,
-            time.monotonic(),
-        )
+        self.phase_name, *_ = PHASES.get(name, (name,))
+        self.phase_began = time.monotonic()
         if self.live:
             self._show()
         elif not self.started:
@@ -75,7 +74,9 @@ class ConsoleTracker:
     def alarm(self, alarm: Alarm) -> None:
         """Show an alarm in the panel, and print it permanently above."""
         self.panel.alarm(alarm)
-        mark = ("alarm over", "bold green") if alarm.over else ("alarm", "bold red")
+        mark = ("alarm", "bold red")
+        if alarm.over:
+            mark = ("alarm over", "bold green")
         self.console.print(Text.assemble(mark, f": {alarm}"), soft_wrap=True)
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
@@ -118,7 +119,9 @@ class ConsoleTracker:
         states = ", ".join(
             f"{number} {state.replace('_', ' ')}" for state, number in self.states.items()
         )
-        return f"{doing}  {states}" if states else doing
+        if not states:
+            return doing
+        return f"{doing}  {states}"
 
 
 def is_terminal(console: Console) -> bool:

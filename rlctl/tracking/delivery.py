@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rlctl.errors import Terminated, TimeUp
 from rlctl.tracking.tracker import RunInfo, Sample, Tracker
-
-if TYPE_CHECKING:
-    from rlctl.tracking.episodes import Episode
 
 MAX_FAILURES = 3
 _OPTIONAL = ("phase", "episodes", "alarm", "failure")  # methods that not every tracker has
@@ -88,7 +85,9 @@ class Delivery:
         """Return the fields of an event: the cause, and the steps known to be missed, as ranges."""
         ranges: list[tuple[int, int]] = []
         for step in self.missed_steps:
-            first = ranges.pop()[0] if ranges and ranges[-1][1] == step - 1 else step
+            first = step
+            if ranges and ranges[-1][1] == step - 1:
+                first = ranges.pop()[0]
             ranges.append((first, step))
         why = self.disabled_reason or self.last_error
         return {"tracker": self.name, "why": why, "steps": ranges}
@@ -109,14 +108,15 @@ def sample_calls(run: RunInfo, step: int, samples: Sequence[Sample]) -> list[Cal
 
     Episodes are shown as transcripts.
     """
-    shown = [
-        sample if sample.episode is None else _as_transcript(sample, sample.episode)
-        for sample in run.select_samples(samples)
-    ]
-    return [Call("generations", (step, shown), step)] if shown else []
+    shown = run.select_samples(samples)
+    if not shown:
+        return []
+    return [Call("generations", (step, [_as_transcript(sample) for sample in shown]), step)]
 
 
-def _as_transcript(sample: Sample, episode: Episode) -> Sample:
+def _as_transcript(sample: Sample) -> Sample:
+    if sample.episode is None:
+        return sample
     from rlctl.tracking.episodes import transcript
 
-    return replace(sample, response=transcript(episode))
+    return replace(sample, response=transcript(sample.episode))

@@ -57,7 +57,8 @@ def no_key(name: str, local: str | None = None) -> str:
     """
     variable = f"{name.upper()}_MODE"
     choices = [f"`{name} login`"]
-    choices += [f"{variable}=local ({local})"] if local else []
+    if local:
+        choices.append(f"{variable}=local ({local})")
     return f"no key; {', '.join(choices)}, or {variable}=offline (`{name} sync` sends files later)"
 
 
@@ -72,8 +73,12 @@ def line(destination: Mapping[str, Any]) -> str:
     """Return `MODE (REASON): PLACE` of an event; folders are relative to the current one."""
     reason = str(destination.get("reason", "")).partition(";")[0]
     place = destination.get("place")
-    head = f"{destination.get('mode')} ({reason})" if reason else str(destination.get("mode"))
-    return relative(f"{head}: {place}" if place else head)
+    text = str(destination.get("mode"))
+    if reason:
+        text += f" ({reason})"
+    if place:
+        text += f": {place}"
+    return relative(text)
 
 
 def commands(destination: Mapping[str, Any]) -> list[str]:
@@ -108,8 +113,9 @@ def announce(trackers: Mapping[str, Tracker], record: Event) -> None:
         event = found.as_event()
         record(STARTED, tracker=name, **event)
         log.info("%s", "; ".join([f"{name}: {line(event)}", *commands(event)]))
-        for choice in found.choices if sys.stderr.isatty() else ():
-            log.info("  for the next run: %s", choice)
+        if sys.stderr.isatty():
+            for choice in found.choices:
+                log.info("  for the next run: %s", choice)
 
 
 def destinations(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

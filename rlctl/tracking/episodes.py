@@ -85,12 +85,16 @@ class Episode:
 
 def speaker(message: Message) -> str:
     """Return the role of a message, and the name of the tool that wrote it."""
-    return f"{message.role} {message.name}" if message.name else message.role
+    if not message.name:
+        return message.role
+    return f"{message.role} {message.name}"
 
 
 def facts(message: Message) -> str:
     """Return what is known of a message: if it is trained on, tokens, reward and seconds."""
-    found = ["trained"] if message.trained else []
+    found: list[str] = []
+    if message.trained:
+        found.append("trained")
     if message.num_tokens:
         found.append(f"{message.num_tokens} tokens")
     if message.reward is not None:
@@ -100,7 +104,9 @@ def facts(message: Message) -> str:
 
 def ending(episode: Episode) -> str:
     """Return why an episode ended, and its number of turns, calls by tool, and seconds."""
-    turns = f"{episode.num_turns} turn{'' if episode.num_turns == 1 else 's'}"
+    turns = f"{episode.num_turns} turns"
+    if episode.num_turns == 1:
+        turns = "1 turn"
     return ", ".join([episode.outcome, turns, *_calls(episode.uses), f"{episode.seconds:.3g} s"])
 
 
@@ -110,7 +116,10 @@ def _calls(uses: Sequence[Use]) -> list[str]:
     for tool, number in Counter(use.tool for use in uses).items():
         errors = Counter(use.error for use in uses if use.tool == tool and use.error)
         kinds = ", ".join(f"{count} {kind}" for kind, count in errors.items())
-        found.append(f"{tool or 'call'} {number}×" + (f" ({kinds})" if kinds else ""))
+        text = f"{tool or 'call'} {number}×"
+        if kinds:
+            text += f" ({kinds})"
+        found.append(text)
     return found
 
 
@@ -120,5 +129,7 @@ def transcript(episode: Episode) -> str:
         f"[{speaker(message)}: {facts(message)}]\n{message.text.strip()}"
         for message in episode.messages
     ]
-    error = f"\n{episode.error}" if episode.error else ""
-    return "\n\n".join([*parts, f"[{ending(episode)}]{error}"])
+    end = f"[{ending(episode)}]"
+    if episode.error:
+        end += f"\n{episode.error}"
+    return "\n\n".join([*parts, end])

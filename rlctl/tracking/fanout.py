@@ -1,6 +1,6 @@
 """All trackers of a run behind one interface.
 
-The run's own record and the console are called directly; every other tracker has its own thread.
+The run's record and the console are called directly; every other tracker has a thread.
 """
 
 from __future__ import annotations
@@ -127,10 +127,14 @@ class Trackers:
         self.num_non_finite.update(non_finite)
         system = self.system() if self.system else {}
         self._send(log_call(step, {**metrics, **system}), self.threaded)
-        for alarm in self.alarms.add({**metrics, "step": step}) if self.alarms else ():
+        if self.alarms is None:
+            return
+        for alarm in self.alarms.add({**metrics, "step": step}):
             fields = asdict(alarm)
-            del fields["over"]
-            self._record_event(OVER if alarm.over else EVENT, **fields)
+            kind = EVENT
+            if fields.pop("over"):
+                kind = OVER
+            self._record_event(kind, **fields)
             self._send(Call("alarm", (alarm,)), {**self.direct, **self.threaded})
 
     def trained_on(self, step: int, samples: Sequence[Sample]) -> None:
@@ -152,8 +156,9 @@ class Trackers:
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Record all validation samples of a step; send the selected few to threaded trackers."""
         self._send(Call("generations", (step, samples), step), self.direct)
-        for call in sample_calls(self.run, step, samples) if self.run else ():
-            self._send(call, self.threaded)
+        if self.run:
+            for call in sample_calls(self.run, step, samples):
+                self._send(call, self.threaded)
 
     def finish(self, state: str, exit_code: int | None = None, failure: str | None = None) -> None:
         """Close all trackers, and wait for them at most `finish_s` seconds.
@@ -186,7 +191,9 @@ class Trackers:
             force_exit_after_main(exit_code, stuck)
         if complete := [delivery for delivery in started if delivery.is_complete]:
             offline = [delivery.name for delivery in complete if delivery.offline is not None]
-            fields = {"offline": offline} if offline else {}
+            fields: dict[str, list[str]] = {}
+            if offline:
+                fields["offline"] = offline
             names = [delivery.name for delivery in complete]
             self._record_event(DELIVERED, trackers=names, **fields)
         for delivery in started:
@@ -218,7 +225,9 @@ class Trackers:
         """Warn once per disabled tracker, and once if the record cannot be written."""
         for name, delivery in {**self.direct, **self.threaded}.items():
             self._warn_of_tables(name)
-            reason = delivery.last_error if name == RECORD else delivery.disabled_reason
+            reason = delivery.disabled_reason
+            if name == RECORD:
+                reason = delivery.last_error
             if reason is None or name in self._warned:
                 continue
             self._warned.add(name)
@@ -226,8 +235,10 @@ class Trackers:
                 text = "its rows stay in memory and each step tries again"
                 log.warning("cannot write the run's record; %s: %s", text, reason)
                 continue
-            sync = f"`rlctl runs sync {self.run.name} --logger {name}`" if self.run else ""
-            hint = f"; {sync} sends the missed steps later" if name in self.threaded else ""
+            hint = ""
+            if self.run and name in self.threaded:
+                sync = f"`rlctl runs sync {self.run.name} --logger {name}`"
+                hint = f"; {sync} sends the missed steps later"
             log.warning("logger %s is disabled: %s%s", name, reason, hint)
             self._record_event("tracker_off", **delivery.shortfall())
 

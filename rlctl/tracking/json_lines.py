@@ -41,7 +41,9 @@ class Position:
                 is_same = self.offset >= 0 <= after and _checksum(file, self.offset) == self.mark
         except OSError:
             return None
-        return after if is_same else None
+        if not is_same:
+            return None
+        return after
 
 
 def _checksum(file: IO[bytes], end: int) -> int:
@@ -85,8 +87,9 @@ def read_lines(
 
 def broken_message(path: Path, first: int, number: int) -> str:
     """Return the message on `number` skipped lines of a file."""
-    lines = "a broken line at" if number == 1 else f"{number} broken lines, the first at"
-    return f"skipped {lines} {path}:{first}"
+    if number == 1:
+        return f"skipped a broken line at {path}:{first}"
+    return f"skipped {number} broken lines, the first at {path}:{first}"
 
 
 def _warn(message: str, _: Sequence[int]) -> None:

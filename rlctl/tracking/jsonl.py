@@ -33,7 +33,9 @@ from rlctl.tracking.tracker import RunInfo, Sample
 MAX_PENDING = 20_000  # samples of a kind kept in memory: about 40 MB of 2 kB each
 
 # Folders of samples.
-VALIDATED, TRAINED, RESPONSES = "generations", "generations_train", "rollouts"
+VALIDATED = "generations"
+TRAINED = "generations_train"
+RESPONSES = "rollouts"
 _NAMES = {VALIDATED: "validation samples", RESPONSES: "training responses"}
 _MAX_TRAINED = 1000  # steps whose training samples are kept
 
@@ -225,8 +227,11 @@ def _sample(row: Mapping[str, Any]) -> Sample:
 
 def _number(value: float) -> float | int | None:
     """Convert a number (also of numpy or torch) to a Python int or float, None if not finite."""
-    number = value if isinstance(value, int) else float(value)
-    return number if math.isfinite(number) else None
+    if not math.isfinite(value):
+        return None
+    if isinstance(value, int):
+        return value
+    return float(value)
 
 
 def _plain(sample: dict[str, Any]) -> dict[str, Any]:
@@ -242,4 +247,6 @@ def finite(value: Any) -> Any:
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
-    return _number(value) if isinstance(value, float) else value
+    if isinstance(value, float):
+        return _number(value)
+    return value

@@ -1,4 +1,4 @@
-"""Settings of the loggers (`trainer.tracking.params.<logger>`); null leaves the SDK's own value."""
+"""Settings of the loggers (`trainer.tracking.params.<logger>`); null leaves the SDK's value."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SwanLabParams(Params):
     )
     public: bool | None = Field(
         default=None,
-        description="make a new project public; null = private, or SwanLab's own setting",
+        description="make a new project public; null = private, or SwanLab's setting",
     )
     base_url: str | None = Field(
         default=None, description=f"address of a SwanLab server; {_of('SWANLAB_API_HOST')}"

@@ -24,8 +24,10 @@ def settings_of(
     """Return the key in `params` of a logger, and its settings; those of `module:Name` may be
     under `Name`.
     """
+    if name in params:
+        return name, params[name]
     short = name.rpartition(":")[2]
-    return (name, params[name]) if name in params else (short, params.get(short, {}))
+    return short, params.get(short, {})
 
 
 def preflight(
@@ -34,7 +36,7 @@ def preflight(
     """Return the mode that a logger would use, in a few words; empty for a logger without modes.
 
     `params` are the settings of all loggers. Raises the errors of `rlctl.plugins.load` and of the
-    logger's own preflight, and ConfigError if `mode` is given for a logger without modes.
+    logger's preflight, and ConfigError if `mode` is given for a logger without modes.
     """
     tracker = load("loggers", name)
     if isinstance(tracker, Preflight):
@@ -74,5 +76,7 @@ def _examine(name: str, package: str) -> LoggerState:
         return LoggerState(name, package, "ready", preflight(name, None))
     except RlctlError as error:
         problem = error.problems[0]
-        state = "not installed" if isinstance(error, MissingExtraError) else "would not start"
+        state = "would not start"
+        if isinstance(error, MissingExtraError):
+            state = "not installed"
         return LoggerState(name, package, state, problem.message, problem.help)

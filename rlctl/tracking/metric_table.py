@@ -59,7 +59,8 @@ class MetricTable:
         values = np.full((len(steps), len(names)), np.nan)
         end = 0
         for table in tables:
-            start, end = end, end + len(table.steps)
+            start = end
+            end += len(table.steps)
             values[start:end, [places[name] for name in table.names]] = table.values
         return cls(steps, names, values)
 

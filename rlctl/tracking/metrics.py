@@ -95,11 +95,14 @@ class Std:
         if self.count <= 1:
             return float("nan")
         variance = max(_variance(self.count, self.total, self.squares), 0.0)
-        return (variance if self.unbiased else variance * (self.count - 1) / self.count) ** 0.5
+        if not self.unbiased:
+            variance = variance * (self.count - 1) / self.count
+        return variance**0.5
 
     def join(self, other: Std, /) -> Std:
         """Add counts, sums and sums of squares."""
-        total, squares = self.total + other.total, self.squares + other.squares
+        total = self.total + other.total
+        squares = self.squares + other.squares
         return Std(self.count + other.count, total, squares, self.unbiased)
 
 
@@ -118,7 +121,8 @@ class EffectiveSampleSize:
 
     def join(self, other: EffectiveSampleSize, /) -> EffectiveSampleSize:
         """Add counts, sums and sums of squares."""
-        total, squares = self.total + other.total, self.squares + other.squares
+        total = self.total + other.total
+        squares = self.squares + other.squares
         return EffectiveSampleSize(self.count + other.count, total, squares)
 
 
@@ -164,7 +168,9 @@ def merge(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
     joined: Metrics = {}
     for part in parts:
         for name, metric in part.items():
-            joined[name] = joined[name].join(metric) if name in joined else metric
+            if name in joined:
+                metric = joined[name].join(metric)
+            joined[name] = metric
     return joined
 
 

@@ -11,12 +11,13 @@ from urllib.parse import urlsplit
 def netrc_key(url: str) -> str | None:
     """Return the password for the host of `url` in `NETRC`, or in `~/.netrc` or `~/_netrc`.
 
-    None without an entry, and for a file that cannot be read. W&B's own function is in a private
+    None without an entry, and for a file that cannot be read. W&B's function is in a private
     module, which not every version has.
     """
-    usual = [Path("~/.netrc"), Path("~/_netrc")]
-    given = os.environ.get("NETRC")
-    for path in [Path(given)] if given else usual:
+    paths = [Path("~/.netrc"), Path("~/_netrc")]
+    if given := os.environ.get("NETRC"):
+        paths = [Path(given)]
+    for path in paths:
         try:
             found = netrc.netrc(path.expanduser()).authenticators(urlsplit(url).netloc)
         except (OSError, netrc.NetrcParseError):

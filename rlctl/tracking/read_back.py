@@ -29,7 +29,9 @@ def without_received(delivery: ThreadedDelivery, calls: Iterator[Call]) -> Itera
         log.warning("logger %s cannot read back what it has: %s", delivery.name, error)
         known = None
     for call in calls:
-        reduced = call if known is None else _without(call, known)
+        reduced = call
+        if known is not None:
+            reduced = _without(call, known)
         if reduced is None:
             delivery.undelivered.discard((call.step, call.method))
         else:
@@ -42,12 +44,18 @@ def _without(call: Call, known: Steps) -> Call | None:
     Of a step that the server has, alarms are left out: they would be sent as messages once more.
     """
     if call.method == "alarm":
-        return None if any(call.step in steps for steps in known.values()) else call
+        if any(call.step in steps for steps in known.values()):
+            return None
+        return call
     step, content = call.arguments
     if call.method == "generations":
-        return None if step in known.get(SAMPLES, ()) else call
+        if step in known.get(SAMPLES, ()):
+            return None
+        return call
     missing = {name: value for name, value in content.items() if step not in known.get(name, ())}
-    return call._replace(arguments=(step, missing)) if missing else None
+    if not missing:
+        return None
+    return call._replace(arguments=(step, missing))
 
 
 def confirm(delivery: ThreadedDelivery) -> bool:
@@ -87,7 +95,9 @@ def _received(delivery: ThreadedDelivery) -> Steps | None:
     rows = metric_rows(delivery.run.folder / METRICS_FILE)
     names = {SAMPLES, *(name for row in rows for name in row)} - {"step"}
     known = cast("ReadsBack", delivery.tracker).received(names)
-    return None if known is None else {name: {*steps} for name, steps in known.items()}
+    if known is None:
+        return None
+    return {name: {*steps} for name, steps in known.items()}
 
 
 def _lacking(run: RunInfo, known: Steps) -> set[tuple[int | None, str]]:

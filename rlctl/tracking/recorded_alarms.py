@@ -14,7 +14,8 @@ def recorded_alarms(folder: Path) -> dict[int, list[Alarm]]:
     """Return the starts and ends of alarms by step; those after a resumed step are left out."""
     found: list[Alarm] = []
     for event in read_lines(folder / "events.jsonl", lambda *_: None):
-        kind, step = event.get("kind"), event.get("step")
+        kind = event.get("kind")
+        step = event.get("step")
         if kind in (EVENT, OVER) and event.keys() >= {*_FIELDS}:
             fields = {name: event[name] for name in _FIELDS}
             found.append(Alarm(**fields, over=kind == OVER))

@@ -25,7 +25,9 @@ _LOGGERS = (
 def log_of(run: RunInfo) -> Path | None:
     """Return the file of the attempt, None for a run without folders of attempts."""
     folder = Path(run.folder or "") / "attempts" / str(run.attempt)
-    return folder / LOG if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    return folder / LOG
 
 
 @contextlib.contextmanager

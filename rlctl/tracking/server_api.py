@@ -39,7 +39,9 @@ def ask(
 
     Raises OSError, ValueError and HTTPException.
     """
-    data = None if body is None else json.dumps(body).encode()
+    data = None
+    if body is not None:
+        data = json.dumps(body).encode()
     sent = {"Content-Type": "application/json", "User-Agent": "rlctl", **(headers or {})}
     return json.loads(_read(urllib.request.Request(url, data, sent), timeout))
 
@@ -60,14 +62,17 @@ def problem(url: str, body: Any = None, headers: Mapping[str, str] | None = None
     except urllib.error.HTTPError as error:
         if error.code in _REFUSALS:
             return f"{_REFUSALS[error.code]} {host} (status {error.code})"
-        return f"{host} fails with status {error.code}" if error.code >= 500 else None
+        if error.code < 500:
+            return None
+        return f"{host} fails with status {error.code}"
     except TimeoutError:
         return f"{host} does not answer within {PROBE_S:g} s"
     except urllib.error.URLError as error:
         if isinstance(error.reason, TimeoutError):
             return f"{host} does not answer within {PROBE_S:g} s"
-        is_certificate = isinstance(error.reason, ssl.SSLError)
-        return None if is_certificate else f"{host} cannot be reached: {error.reason}"
+        if isinstance(error.reason, ssl.SSLError):  # of a certificate
+            return None
+        return f"{host} cannot be reached: {error.reason}"
     except (OSError, http.client.HTTPException) as error:
         return f"{host} closes connections: {error or type(error).__name__}"
     except ValueError:
@@ -91,11 +96,11 @@ def mlflow_problem(uri: str) -> str | None:
 
     The account is that of MLflow's environment variables.
     """
-    token, user = (
-        os.environ.get("MLFLOW_TRACKING_TOKEN"),
-        os.environ.get("MLFLOW_TRACKING_USERNAME"),
-    )
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+    headers: dict[str, str] = {}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
     if user:
         headers = _basic(os.environ.get("MLFLOW_TRACKING_PASSWORD", ""), user)
     return problem(
@@ -146,7 +151,8 @@ class WandbRun:
         return found
 
     def _history(self) -> Iterable[dict[str, Any]]:
-        first, end = 0, 1
+        first = 0
+        end = 1
         while first < end:
             query = """query History($project: String!, $entity: String!, $run: String!,
                 $min: Int64!, $max: Int64!, $size: Int!) {
@@ -212,7 +218,8 @@ class SwanLabRun:
 
     def received(self, names: Collection[str]) -> dict[str, set[int]]:
         """Return the steps of each metric, and of the samples."""
-        root, session = _root(self.api_host), {"authorization": self.key}
+        root = _root(self.api_host)
+        session = {"authorization": self.key}
         session = {"Cookie": f"sid={ask(f'{root}/login/api_key', {}, session)['sid']}"}
         user, project, run = self.path.strip("/").split("/")
         known = ask(f"{root}/project/{user}/{project}/runs/{run}", None, session)
@@ -227,7 +234,7 @@ class SwanLabRun:
             found |= _exported(keys, _read(urls[0]))
         asked = {"projectId": home, "columns": [{**reference, "key": SAMPLES}]}
         media = ask(f"{root}/house/metrics/f_media", asked, session)
-        rows = ((media[0] if media else {}).get("metrics")) or ()
+        rows = next(iter(media or ()), {}).get("metrics") or ()
         found[SAMPLES] = {int(row["index"]) for row in rows if row}
         return found
 

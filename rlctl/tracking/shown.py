@@ -48,7 +48,9 @@ def best_of(metric: str) -> str | None:
     """Return `max` or `min` if the best value of a metric is known to be that, else None."""
     if any(fnmatchcase(metric, pattern) for pattern in _HIGHER_IS_BETTER):
         return "max"
-    return "min" if metric in _LOWER_IS_BETTER else None
+    if metric in _LOWER_IS_BETTER:
+        return "min"
+    return None
 
 
 def flat_config(run: RunInfo) -> dict[str, Any]:
@@ -83,7 +85,8 @@ def changed_keys(run: RunInfo) -> list[str]:
 
 
 def _differs(chain: Sequence[Mapping[str, Any]]) -> bool:
-    first, last = chain[0], chain[-1]
+    first = chain[0]
+    last = chain[-1]
     return last["level"] > 1 and (first["level"] > 1 or last["value"] != first["value"])
 
 
@@ -91,11 +94,20 @@ def _cell(value: Any) -> Any:
     is_nested = isinstance(value, Mapping) or (
         isinstance(value, Sequence) and any(isinstance(item, Mapping) for item in value)
     )
-    return json.dumps(value, default=str, ensure_ascii=False) if is_nested else value
+    if is_nested:
+        return json.dumps(value, default=str, ensure_ascii=False)
+    return value
+
+
+def job_type(run: RunInfo) -> str:
+    """Return `trial` for a run of a sweep, else `train`."""
+    if run.sweep:
+        return "trial"
+    return "train"
 
 
 def link(run: RunInfo) -> str:
-    """Return the command that shows the run's own record."""
+    """Return the command that shows the run's record."""
     return f"rlctl show {run.project}/{run.name}"
 
 
@@ -124,8 +136,13 @@ class SampleTable:
     def columns(self) -> list[str]:
         """Names of the columns."""
         taken = {*_BEFORE, *_AFTER, "others"}
-        parts = [f"{name} (component)" if name in taken else name for name in self.components]
-        return [*_BEFORE, *parts, *(["others"] if self.has_others else []), *_AFTER]
+        parts = list(self.components)
+        for index, name in enumerate(parts):
+            if name in taken:
+                parts[index] = f"{name} (component)"
+        if self.has_others:
+            parts.append("others")
+        return [*_BEFORE, *parts, *_AFTER]
 
     def row(self, step: int, sample: Sample) -> list[Any]:
         """Return the cells of a sample."""
@@ -142,7 +159,10 @@ class SampleTable:
         if self.has_others:
             names = [name for name in sample.components if name not in self.components]
             others = {name: sample.components[name] for name in names}
-            parts.append(json.dumps(others) if others else None)
+            text = None
+            if others:
+                text = json.dumps(others)
+            parts.append(text)
         return [*before, *parts, sample.length, sample.finish, sample.data_source]
 
     def rows(self, step: int, samples: Sequence[Sample]) -> list[list[Any]]:

@@ -53,7 +53,9 @@ class MetricsSummary:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> MetricsSummary:
         """Build the summary from its JSON. Raises an error if it is not one."""
-        figures, metrics, curves = RunSummary(**raw["figures"]), raw["metrics"], raw["curves"]
+        figures = RunSummary(**raw["figures"])
+        metrics = raw["metrics"]
+        curves = raw["curves"]
         counts = [metrics[name][_COUNT] for name in curves]
         numbers = [value for name, value in vars(figures).items() if name != "metric"]
         numbers = [value for value in numbers if value is not None]
@@ -66,7 +68,8 @@ class MetricsSummary:
             raise ValueError("not a summary")
         position = Position(*(int(raw["position"][name]) for name in ("offset", "line", "mark")))
         broken = raw["broken"]
-        broken = None if broken is None else (int(broken[0]), int(broken[1]))
+        if broken is not None:
+            broken = int(broken[0]), int(broken[1])
         return cls(figures, metrics, curves, position, broken)
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -82,9 +85,11 @@ class MetricsSummary:
                     self._add_values(name, values)
 
     def _add_values(self, name: str, values: Sequence[float]) -> None:
-        low, high = min(values), max(values)
+        low = min(values)
+        high = max(values)
         first, _, lowest, highest, number = self.metrics.get(name) or (values[0], 0, low, high, 0)
-        lowest, highest = min(lowest, low), max(highest, high)
+        lowest = min(lowest, low)
+        highest = max(highest, high)
         self.metrics[name] = [first, values[-1], lowest, highest, number + len(values)]
         if name in (*REWARD, *LOSS) or (self.figures and name == self.figures.metric):
             points = self.curves.setdefault(name, [])

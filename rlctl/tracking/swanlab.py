@@ -31,7 +31,7 @@ from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.destination import Destination, choices, folder, no_key
 from rlctl.tracking.logger_settings import SwanLabParams
 from rlctl.tracking.server_api import INIT_TIMEOUT_S, SwanLabRun, swanlab_problem
-from rlctl.tracking.shown import SampleTable, flat_config, important_first, notes
+from rlctl.tracking.shown import SampleTable, flat_config, important_first, job_type, notes
 from rlctl.tracking.swanlab_local import close, hide, rename_attempt
 from rlctl.tracking.tracker import SAMPLES, RunInfo, Sample
 
@@ -103,9 +103,10 @@ class SwanLabTracker:
         self.requested = asked is not None
         self.mode, self.reason = _choose_mode(run.modes.get("swanlab"), params.base_url)
         try:
-            self.run = (
-                _in_time(partial(self._open, run)) if self.mode == "online" else self._open(run)
-            )
+            if self.mode == "online":
+                self.run = _in_time(partial(self._open, run))
+            else:
+                self.run = self._open(run)
         except (RuntimeError, ValueError, OSError, AuthenticationError) as error:
             mode, reason = _choose_mode(
                 run.modes.get("swanlab"), params.base_url
@@ -115,17 +116,23 @@ class SwanLabTracker:
             if mode == "online":
                 text = " ".join(str(error).split())
                 reason = f"SwanLab failed to start: {text}"
-            self.mode, self.reason = "offline", reason
+            self.mode = "offline"
+            self.reason = reason
             self.run = self._open(run)
         if self.mode == "online":
             settings = _settings(params.base_url)
             key = str(settings.api_key)
             self.server = SwanLabRun(str(settings.api_host), key, self.run.path)
-        return None if self.mode == "disabled" else self.run.id
+        if self.mode == "disabled":
+            return None
+        return self.run.id
 
     def _open(self, run: RunInfo) -> swanlab.Run:
-        mode, params = self.mode, self.params
-        folder = run.folder.parent if mode == "local" else run.folder
+        mode = self.mode
+        params = self.params
+        folder = run.folder
+        if mode == "local":
+            folder = run.folder.parent
         earlier = run.trackers.get("swanlab")
         log_dir = os.environ.get("SWANLAB_LOG_DIR")
         shown = Path(log_dir or folder / "swanlog")
@@ -147,7 +154,7 @@ class SwanLabTracker:
             tags=["rlctl", *run.tags, *params.tags],
             description=params.notes or notes(run),
             group=params.group or run.sweep,
-            job_type=params.job_type or ("trial" if run.sweep else "train"),
+            job_type=params.job_type or job_type(run),
             settings=_settings(params.base_url),
         )
         if log_dir is None:
@@ -158,7 +165,9 @@ class SwanLabTracker:
 
     def destination(self) -> Destination:
         """Return where the experiment is."""
-        place, look, send = "", "", ""
+        place = ""
+        look = ""
+        send = ""
         if self.mode == "online":
             place = self.run.url or ""
         elif self.mode != "disabled":
@@ -169,7 +178,7 @@ class SwanLabTracker:
             send = f"swanlab sync {shlex.quote(place)}"
         other = choices("swanlab", self.reason, ("local", "offline"))
         if find_spec("swanboard") is None:
-            other = tuple(f"{_INSTALL} && {each}" if "=local" in each else each for each in other)
+            other = tuple(_with_installation(choice) for choice in other)
         return Destination(self.mode, self.reason, place, look, send, other)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -186,7 +195,8 @@ class SwanLabTracker:
             texts = [swanlab.Text(_text(sample), caption=_caption(sample)) for sample in samples]
             self.run.log({"val/generations": texts}, step=step)
             return
-        table, shown = SampleTable.of(samples), swanlab.echarts.Table()
+        table = SampleTable.of(samples)
+        shown = swanlab.echarts.Table()
         shown.add(table.columns, table.rows(step, samples))
         self.run.log({"val/generations": shown}, step=step)
 
@@ -207,7 +217,10 @@ class SwanLabTracker:
 
     def alarm(self, alarm: Alarm) -> None:
         """Log an alarm or its end as a text under `alarms/NAME`."""
-        text = swanlab.Text(str(alarm), caption="over" if alarm.over else "alarm")
+        caption = "alarm"
+        if alarm.over:
+            caption = "over"
+        text = swanlab.Text(str(alarm), caption=caption)
         self.run.log({f"alarms/{alarm.name}": text}, step=alarm.step)
 
     def failure(self, message: str) -> None:
@@ -216,7 +229,9 @@ class SwanLabTracker:
 
     def finish(self, state: str) -> None:
         """Close the experiment with SwanLab's name of the state, and the message of a failure."""
-        error = self.error or "unknown cause" if state == "failed" else None
+        error = None
+        if state == "failed":
+            error = self.error or "unknown cause"
         self.run.finish(state=_STATES[state], error=error)
 
 
@@ -271,7 +286,9 @@ def _text(sample: Sample) -> str:
     The prompt is its last user message, if its chat template is a known one.
     """
     turns = _USER_TURN.findall(sample.prompt)
-    prompt = turns[-1].strip() if turns else sample.prompt
+    prompt = sample.prompt
+    if turns:
+        prompt = turns[-1].strip()
     return f"{sample.response}\n\n[prompt]\n{prompt}"
 
 
@@ -284,6 +301,13 @@ def _caption(sample: Sample) -> str:
     return ", ".join([*parts, f"truth {sample.ground_truth}"])
 
 
+def _with_installation(choice: str) -> str:
+    """Return the command, after that which installs the local dashboard if it needs that."""
+    if "=local" not in choice:
+        return choice
+    return f"{_INSTALL} && {choice}"
+
+
 def _choose_mode(recipe_mode: str | None, base_url: str | None = None) -> tuple[_Mode, str]:
     """Return the mode and its reason.
 
@@ -292,11 +316,15 @@ def _choose_mode(recipe_mode: str | None, base_url: str | None = None) -> tuple[
     """
     given = recipe_mode or os.environ.get("SWANLAB_MODE")
     if given is not None and given not in _MODES:
-        where = "trainer.tracking.modes.swanlab" if recipe_mode else "SWANLAB_MODE"
+        where = "SWANLAB_MODE"
+        if recipe_mode:
+            where = "trainer.tracking.modes.swanlab"
         raise ConfigError(
             f"{where}={given} is not a mode of SwanLab", hint=f"one of {', '.join(_MODES)}"
         )
-    mode = _MODES[given] if given else None
+    mode = None
+    if given:
+        mode = _MODES[given]
     settings = _settings(base_url)
     if mode == "online" or (mode is None and settings.api_key is not None):
         return _online(settings, requested=mode is not None)
@@ -307,7 +335,9 @@ def _choose_mode(recipe_mode: str | None, base_url: str | None = None) -> tuple[
         )
     if mode is not None:
         return mode, "as requested"
-    local = "`swanlab watch` shows it" if find_spec("swanboard") else f"after {_INSTALL}"
+    local = f"after {_INSTALL}"
+    if find_spec("swanboard"):
+        local = "`swanlab watch` shows it"
     return "offline", no_key("swanlab", local)
 
 
@@ -333,7 +363,9 @@ def _settings(base_url: str | None) -> swanlab.Settings:
 
     Raises ConfigError for environment variables that SwanLab cannot parse.
     """
-    server: dict[str, Any] = {"api_host": base_url} if base_url else {}
+    server: dict[str, Any] = {}
+    if base_url:
+        server["api_host"] = base_url
     try:
         return swanlab.Settings(
             **server,

@@ -13,7 +13,8 @@ from itertools import count
 from pathlib import Path
 
 _DATABASE = "runs.swanlab"
-_RUNNING, _CRASHED = 0, -1
+_RUNNING = 0
+_CRASHED = -1
 _TIMEOUT_S = 10.0
 
 

@@ -25,7 +25,9 @@ from rlctl.tracking.tracker import ReadsBack, RunInfo, Tracker
 
 # Kinds of events: trackers that received everything that an attempt sent, a tracker that missed
 # steps, and a tracker that `rlctl runs sync` updated.
-DELIVERED, MISSED, SYNCED = "trackers_told", "tracker_missed", "tracker_synced"
+DELIVERED = "trackers_told"
+MISSED = "tracker_missed"
+SYNCED = "tracker_synced"
 _LAST = ("failure", "finish")
 _EXIT_GRACE_S = 5.0  # for other threads and exit handlers to complete
 _POLL_S = 0.05
@@ -83,7 +85,8 @@ class ThreadedDelivery(Delivery):
         return None
 
     def _start_error(self) -> RlctlError | None:
-        limit, mode = self.timeouts.start_s, f"set trainer.tracking.modes.{self.name} to a mode"
+        limit = self.timeouts.start_s
+        mode = f"set trainer.tracking.modes.{self.name} to a mode"
         hint = f"remove {self.name} from trainer.logger, or {mode} that needs no network"
         try:
             error = self._started.exception(limit)
@@ -97,7 +100,9 @@ class ThreadedDelivery(Delivery):
             raise error
         message = f"logger {self.name} failed to start: {type(error).__name__}: {error}"
         place = users_place(error, plugin_packages)
-        kind = RlctlError if place is None else ConfigError
+        kind = ConfigError
+        if place is None:
+            kind = RlctlError
         found = kind(message, where=place, hint=hint)
         found.__cause__ = error
         return found
@@ -129,13 +134,16 @@ class ThreadedDelivery(Delivery):
     @property
     def offline(self) -> str | None:
         """Reason why the tracker writes offline files; None if it does not."""
-        is_offline = getattr(self.tracker, "mode", None) == "offline"
-        return getattr(self.tracker, "reason", "") if is_offline else None
+        if getattr(self.tracker, "mode", None) != "offline":
+            return None
+        return getattr(self.tracker, "reason", "")
 
     @property
     def off(self) -> str | None:
         """Reason why some or all calls are no longer made."""
-        return self.disabled_reason or (self.apart.disabled_reason if self.apart else None)
+        if self.disabled_reason or self.apart is None:
+            return self.disabled_reason
+        return self.apart.disabled_reason
 
     def shortfall(self) -> dict[str, Any]:
         """Return the fields of an event, with the `first` step that may be missed.
@@ -144,7 +152,9 @@ class ThreadedDelivery(Delivery):
         lost any step, because SDKs keep steps in memory after their calls return.
         """
         is_exact = self._is_finished and self.off is None
-        first = 0 if self.full_replay else self.first
+        first = self.first
+        if self.full_replay:
+            first = 0
         why = self.off or self.last_error
         fields = {"why": why, "exact": is_exact, "first": first}
         if self.offline is not None:
@@ -168,7 +178,9 @@ class ThreadedDelivery(Delivery):
 
     def _check_time(self, deadline: float = math.inf) -> None:
         """Disable the tracker if a call takes too long, or the thread runs after `deadline`."""
-        now, current, limits = time.monotonic(), self._current, self.timeouts
+        now = time.monotonic()
+        current = self._current
+        limits = self.timeouts
         if self.apart is not None:
             self.apart.check_time()
         if current and now - current[1] >= limits.call_s:
@@ -236,11 +248,15 @@ def start_threads(
     trackers: Mapping[str, Tracker], timeouts: TrackerTimeouts, run: RunInfo
 ) -> dict[str, ThreadedDelivery]:
     """Start a thread for each tracker; those of a resumed run get the steps that they may lack."""
-    recorded = metric_rows(run.folder / METRICS_FILE) if run.resume_step else ()
-    past = [int(row["step"]) for row in recorded if row["step"] <= run.resume_step]
-    end, threaded = run.resume_step + 1, dict[str, ThreadedDelivery]()
+    past: list[int] = []
+    if run.resume_step:
+        recorded = metric_rows(run.folder / METRICS_FILE)
+        past = [int(row["step"]) for row in recorded if row["step"] <= run.resume_step]
+    threaded: dict[str, ThreadedDelivery] = {}
     for name, tracker in trackers.items():
-        first = first_missing_step(run.folder, name, end) if past else 0
+        first = 0
+        if past:
+            first = first_missing_step(run.folder, name, run.resume_step + 1)
         threaded[name] = ThreadedDelivery(name, tracker, timeouts, run, past, first)
     return threaded
 
@@ -295,7 +311,8 @@ def was_offline(run: Path, logger: str) -> bool:
     for event in read_lines(run / "events.jsonl"):
         if event.get("kind") in (DELIVERED, SYNCED, MISSED):
             names = event.get("trackers", (event.get("tracker"),))
-            is_offline = logger in event.get("offline", ()) if logger in names else is_offline
+            if logger in names:
+                is_offline = logger in event.get("offline", ())
     return is_offline
 
 
@@ -309,13 +326,21 @@ def first_missing_step(run: Path, logger: str, end: int) -> int:
     first = 0
     broken: list[int] = []
     for event in read_lines(run / "events.jsonl", lambda _, lines: broken.extend(lines)):
-        kind, names = event.get("kind"), event.get("trackers", (event.get("tracker"),))
+        kind = event.get("kind")
+        names = event.get("trackers", (event.get("tracker"),))
         if kind == "resume":
-            first = min(first, event["step"] + 1 if event["step"] else 0)
+            resumed = 0
+            if event["step"]:
+                resumed = event["step"] + 1
+            first = min(first, resumed)
         elif kind in (DELIVERED, SYNCED) and logger in names:
             first = end
         elif kind == MISSED and logger in names:
             is_exact = event.get("exact", False)
             known = min((begin for begin, _ in event["steps"]), default=end)
-            first = known if is_exact else min(first, event.get("first", 0))
-    return 0 if broken else min(first, end)
+            if not is_exact:
+                known = min(first, event.get("first", 0))
+            first = known
+    if broken:
+        return 0
+    return min(first, end)

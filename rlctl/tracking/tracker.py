@@ -81,7 +81,11 @@ class Sample:
     @property
     def verdict(self) -> str:
         """`right`, `wrong` or `reward failed`."""
-        return "reward failed" if self.failed else "right" if self.right else "wrong"
+        if self.failed:
+            return "reward failed"
+        if self.right:
+            return "right"
+        return "wrong"
 
     @property
     def right(self) -> bool:
@@ -95,7 +99,7 @@ class Sample:
 
 
 class Tracker(Protocol):
-    """Logger integration. Built without arguments and called from one thread, not the run's own.
+    """Logger integration. Built without arguments and called from one thread, not the run's.
 
     Calls come in this order: `start`, then `log` and `generations` with increasing steps, then
     `finish`. A tracker may be slow, and its exceptions never stop the run. A class whose attribute
@@ -162,7 +166,7 @@ class ReadsBack(Protocol):
 
 @runtime_checkable
 class ShowsPhases(Protocol):
-    """Tracker that shows the current phase. It runs in the run's own thread and must not block.
+    """Tracker that shows the current phase. It runs in the run's thread and must not block.
 
     Phases before `start` belong to the startup. A run that fails early may call `finish` without
     `start`. Such a tracker receives all metrics, including NaN and infinities. Its method

@@ -34,6 +34,7 @@ from rlctl.tracking.shown import (
     best_of,
     changed_keys,
     flat_config,
+    job_type,
     link,
     notes,
 )
@@ -42,7 +43,7 @@ from rlctl.tracking.tracker import RunInfo, Sample
 log = logging.getLogger(__name__)
 _Mode = Literal["online", "offline", "disabled"]
 _MODES: dict[str, _Mode] = {"online": "online", "offline": "offline", "disabled": "disabled"}
-# W&B's own steps must increase, but a resumed run repeats steps. So the training step is a metric,
+# W&B's steps must increase, but a resumed run repeats steps. So the training step is a metric,
 # and the x-axis of all other metrics.
 STEP = "training/global_step"
 _HEADER_BYTES = 7
@@ -98,7 +99,8 @@ class WandbTracker:
             if mode == "online":
                 text = " ".join(str(error).split())
                 reason = f"W&B failed to start: {text}"
-            self.mode, self.reason = "offline", reason
+            self.mode = "offline"
+            self.reason = reason
             self.run = _init(run, self.mode, self.params)
         if self.mode == "online":
             self.server = _server(self.run)
@@ -115,13 +117,16 @@ class WandbTracker:
 
     def destination(self) -> Destination:
         """Return where the run is; the command that sends it takes the files of all attempts."""
-        place, send = "", ""
+        place = ""
+        send = ""
         if self.mode == "online":
             place = self.run.url or ""
         elif self.mode == "offline":
             place = folder(Path(self.run.dir).parent)
             server = self.params.base_url
-            account = f"WANDB_BASE_URL={shlex.quote(server)} " if server else ""
+            account = ""
+            if server:
+                account = f"WANDB_BASE_URL={shlex.quote(server)} "
             files = folder(Path(place).parent)
             send = f"{account}wandb sync {shlex.quote(files)}/offline-run-*-{self.run.id}"
             if len([*Path(files).glob(f"offline-run-*-{self.run.id}")]) > 1 and not _joins_parts():
@@ -164,11 +169,13 @@ class WandbTracker:
 
     def finish(self, state: str) -> None:
         """Close the run; W&B shows a failed or stopped run as failed."""
-        self.run.finish(exit_code=0 if state == "finished" else 1)
+        self.run.finish(exit_code=int(state != "finished"))
 
     def received(self, names: Collection[str]) -> Mapping[str, Collection[int]] | None:
         """Return what the server has; None offline."""
-        return None if self.server is None else self.server.received(names)
+        if self.server is None:
+            return None
+        return self.server.received(names)
 
     def abandon(self) -> None:
         """End W&B's processes, which else try for long to send what is left."""
@@ -192,7 +199,8 @@ def _joins_parts() -> bool:
 
 
 def _server(run: wandb.Run) -> WandbRun:
-    address, key = str(run.settings.base_url), str(run.settings.api_key)
+    address = str(run.settings.base_url)
+    key = str(run.settings.api_key)
     return WandbRun(address, key, run.entity, run.project, run.id, STEP)
 
 
@@ -200,8 +208,8 @@ def _config(run: RunInfo) -> dict[str, Any]:
     """Return the configuration, and the origin of the run and changed settings as `rlctl`."""
     flat = flat_config(run)
     changed = {key: flat[key] for key in changed_keys(run) if key in flat}
-    own = {"show": link(run), "recipe": run.recipe, "commit": run.commit, "changed": changed}
-    return {**run.config, "rlctl": own}
+    facts = {"show": link(run), "recipe": run.recipe, "commit": run.commit, "changed": changed}
+    return {**run.config, "rlctl": facts}
 
 
 def _remove_empty_files(run: RunInfo) -> None:
@@ -225,7 +233,9 @@ def _is_users_code(path: str, root: str) -> bool:
 
 @silent_children()
 def _init(run: RunInfo, mode: _Mode, params: WandbParams) -> wandb.Run:
-    server: dict[str, Any] = {"base_url": params.base_url} if params.base_url else {}
+    server: dict[str, Any] = {}
+    if params.base_url:
+        server["base_url"] = params.base_url
     return wandb.init(
         entity=params.entity,
         project=run.project,
@@ -238,7 +248,7 @@ def _init(run: RunInfo, mode: _Mode, params: WandbParams) -> wandb.Run:
         tags=["rlctl", *run.tags, *params.tags],
         notes=params.notes or notes(run),
         group=params.group or run.sweep,
-        job_type=params.job_type or ("trial" if run.sweep else "train"),
+        job_type=params.job_type or job_type(run),
         settings=wandb.Settings(
             **server,
             silent=True,
@@ -258,7 +268,9 @@ def _choose_mode(recipe_mode: str | None, base_url: str | None = None) -> tuple[
     """
     given = recipe_mode or os.environ.get("WANDB_MODE")
     if given is not None and given not in _MODES:
-        where = "trainer.tracking.modes.wandb" if recipe_mode else "WANDB_MODE"
+        where = "WANDB_MODE"
+        if recipe_mode:
+            where = "trainer.tracking.modes.wandb"
         raise ConfigError(
             f"{where}={given} is not a mode of W&B", hint=f"one of {', '.join(_MODES)}"
         )

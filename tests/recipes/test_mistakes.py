@@ -118,7 +118,7 @@ trainer.experiment_name=None
   trainer.experiment_name is the text 'None'
   trainer.experiment_name=null
 trainer.logger.0=x
-  trainer.logger is a list of text: it has no keys of its own
+  trainer.logger is a list of text: it has no keys below it
   as a whole
 trainer.placement.pools={a: 0}
   trainer.placement.pools.a should be a whole number ≥ 1, not 0
@@ -166,7 +166,7 @@ data.train_files=[{path: a, wieght: 1}]
   data.train_files should be a list of text or {path, weight}, not [{'path': 'a', 'wieght': 1}]
   {path: FILE, weight: NUMBER}
 data.train_files={path: a.parquet, weight: 1}
-  data.train_files is a list of text or {path, weight}: it has no keys of its own
+  data.train_files is a list of text or {path, weight}: it has no keys below it
   set data.train_files=[…] as a whole
 trainer.default_hdfs_dir=hdfs://x
   trainer.default_hdfs_dir=hdfs://x is not supported
@@ -213,7 +213,7 @@ RECIPES = r"""
   data is an empty section
   data.train_files
 4 BASE data: {seed: {a: 1}}\n
-  data.seed is a whole number ≥ 0 and ≤ 4294967295: it has no keys of its own
+  data.seed is a whole number ≥ 0 and ≤ 4294967295: it has no keys below it
   as a whole
 5 BASE data:\n  trainer.seed: 1\n
   unknown key data.trainer.seed

@@ -68,22 +68,21 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show the composed configuration of a recipe or a run."""
-    from rlctl.recipes.key_reference import as_text, matching
+    from rlctl.recipes.key_reference import as_text
 
     if as_yaml and as_json:
         raise UsageError("--yaml and --json exclude each other", hint="give one of them")
     patterns = [word for word in arguments or [] if not _is_override(word)]
     found = load_target(recipe, [word for word in arguments or [] if _is_override(word)])
     values = leaves(found.container)
-    names = matching(" ".join(patterns), list(values)) if patterns else list(values)
-    _require(names, patterns)
+    names = _matching(patterns, list(values))
     if changed:
         names = [name for name in names if _differs(found.origins.get(name, ()))]
     chosen = {name: values[name] for name in names}
     chains = {name: found.origins.get(name) for name in names}
-    places = {name: chain[-1].where if chain else None for name, chain in chains.items()}
+    places = {name: chain[-1].where for name, chain in chains.items() if chain}
     if as_json and origin:
-        print_json({name: {"value": chosen[name], "where": places[name]} for name in names})
+        print_json({name: {"value": chosen[name], "where": places.get(name)} for name in names})
     elif as_json:
         print_json(nested(chosen))
     elif as_yaml:
@@ -92,7 +91,7 @@ def show(
         dumped = yaml.safe_dump(nested(chosen), sort_keys=False, allow_unicode=True)
         typer.echo(visible(dumped), nl=False)
     elif origin:
-        rows = [(name, as_text(value), places[name] or "") for name, value in chosen.items()]
+        rows = [(name, as_text(value), places.get(name, "")) for name, value in chosen.items()]
         print_table(["key", "value", "from"], rows)
     else:
         print_table(["key", "value"], [(name, as_text(value)) for name, value in chosen.items()])
@@ -116,7 +115,8 @@ def why(
 
     found = load_target(recipe, overrides or [])
     name = _resolve(key, found)
-    value, chain = lookup(found.container, name), list(reversed(found.origins.get(name, ())))
+    value = lookup(found.container, name)
+    chain = list(reversed(found.origins.get(name, ())))
     if chain and chain[0].level > 1:
         announce("reading which keys the algorithm uses")
     unused = next(
@@ -125,9 +125,12 @@ def why(
     if as_json:
         print_json({"key": name, "value": value, "origins": chain, "no_effect": unused})
         return
-    setting = selected_setting(name, found.container)
-    entry = setting.key if setting else known_key(name)
-    shown = setting.default if setting and not chain else as_text(value)
+    entry = known_key(name)
+    shown = as_text(value)
+    if (setting := selected_setting(name, found.container)) is not None:
+        entry = setting.key
+        if not chain:
+            shown = setting.default
     stdout().print(f"{name} = {shown}")
     if entry is not None:
         stdout().print(f"  {entry.help}; {entry.type}", style="dim")
@@ -149,13 +152,12 @@ def keys(
     as_json: Json = False,
 ) -> None:
     """List keys with type, default and help."""
-    from rlctl.recipes.key_reference import key_rows, matching, shipped_settings
+    from rlctl.recipes.key_reference import key_rows, shipped_settings
 
     rows = {row.key.name: row for row in key_rows()}
     if any("params" in word for word in pattern or ()):
         rows |= {row.key.name: row for row in shipped_settings()}
-    names = matching(" ".join(pattern), list(rows)) if pattern else list(rows)
-    _require(names, pattern)
+    names = _matching(pattern, list(rows))
     chosen = [rows[name] for name in names]
     if as_json:
         print_json(
@@ -206,10 +208,8 @@ def diff(
     if as_json:
         print_json([{"key": name, "a": left.get(name), "b": right.get(name)} for name in names])
     elif names:
-        cells = [
-            (name, *(as_text(side[name]) if name in side else "" for side in (left, right)))
-            for name in names
-        ]
+        texts = [{name: as_text(value) for name, value in side.items()} for side in (left, right)]
+        cells = [(name, *(side.get(name, "") for side in texts)) for name in names]
         print_table(["key", a, b], cells)
     else:
         notice(f"{a} and {b} have the same values")
@@ -218,14 +218,22 @@ def diff(
 _ABSENT = object()
 
 
-def _require(names: list[str], pattern: list[str] | None) -> None:
-    if not names:
-        raise NotFoundError(
-            f"no key matches {' '.join(pattern or [])!r}",
-            hint=f"-r {pattern[0]} shows the configuration of that run"
-            if pattern and pattern[0].startswith("@")
-            else "`rlctl config keys` lists all keys",
-        )
+def _matching(words: list[str] | None, names: list[str]) -> list[str]:
+    """Return the names that match the words, all names without words.
+
+    Raises NotFoundError if no name matches.
+    """
+    from rlctl.recipes.key_reference import matching
+
+    if not words:
+        return names
+    found = matching(" ".join(words), names)
+    if not found:
+        hint = "`rlctl config keys` lists all keys"
+        if words[0].startswith("@"):
+            hint = f"-r {words[0]} shows the configuration of that run"
+        raise NotFoundError(f"no key matches {' '.join(words)!r}", hint=hint)
+    return found
 
 
 def _is_override(text: str) -> bool:

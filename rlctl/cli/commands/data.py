@@ -81,7 +81,8 @@ def show(
             where=str(file),
             hint="`rlctl prep arithmetic --out data` writes one",
         )
-    wanted, num_rows = dict[int, PromptRow](), 0
+    wanted: dict[int, PromptRow] = {}
+    num_rows = 0
     keys = {"prompt_key": prompt_key, "reward_fn_key": reward_fn_key, "image_key": image_key}
     for row in stream_rows(file, **keys):
         if start <= num_rows < start + count:

@@ -45,12 +45,18 @@ def doctor(
         raise typer.Exit(ResourceError.exit_code)
 
 
+def _with_remedy(message: str, remedy: str | None) -> str:
+    if not remedy:
+        return message
+    return f"{message}\n→ {remedy}"
+
+
 def _print_checks(checks: list[dict[str, Any]]) -> None:
     rows = [
         (
             check["check"],
             Text(check["state"], _STYLES[check["state"]]),
-            check["message"] + (f"\n→ {check['remedy']}" if check["remedy"] else ""),
+            _with_remedy(check["message"], check["remedy"]),
         )
         for check in checks
     ]
@@ -71,7 +77,7 @@ def loggers(as_json: Json = False) -> None:
             state.name,
             Text(state.state, _LOGGER_STYLES[state.state]),
             state.package,
-            state.message + (f"\n→ {state.remedy}" if state.remedy else ""),
+            _with_remedy(state.message, state.remedy),
         )
         for state in states
     ]

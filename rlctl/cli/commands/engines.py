@@ -92,7 +92,8 @@ def add(
         )
     found = RunStore(root).find(run)
     pool_status(found)  # raises an error without a pool
-    request = EngineRequest("add", len(urls) if urls else count or 1, urls=urls or ())
+    urls = urls or []
+    request = EngineRequest("add", len(urls) or count or 1, urls=urls)
     _send(found, request, timeout_s, as_json)
 
 
@@ -132,7 +133,9 @@ def _send(run: Run, request: EngineRequest, timeout_s: float, as_json: bool) -> 
     send(attempt_folder(run), request)
     done = wait(run, request, timeout_s)
     if as_json:
-        message = None if done is None else done.message
+        message = None
+        if done is not None:
+            message = done.message
         print_json({"run": run.name, "done": done is not None, "message": message})
     elif done is None:
         notice(f"{run.name} has the request; `rlctl engines list {run.name}` shows its progress")

@@ -49,7 +49,8 @@ def explain(
     from rlctl.explain.lookup import Explanation
     from rlctl.explain.lookup import explain as look_up
 
-    found, problems = list[Explanation](), list[Problem]()
+    found: list[Explanation] = []
+    problems: list[Problem] = []
     for name in names:
         found += [
             Explanation(name, "command", command.help or "", {"options": f"rlctl {name} --help"})

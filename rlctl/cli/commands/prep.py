@@ -79,7 +79,9 @@ MaxPromptLength = Annotated[
 def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
     """Build the command of a data set from its docstring, its example and its settings."""
     model = plugins.params_model(dataset)
-    fields = model.model_fields if model else {}
+    fields: Mapping[str, FieldInfo] = {}
+    if model is not None:
+        fields = model.model_fields
 
     def command(
         ctx: typer.Context,
@@ -114,8 +116,9 @@ def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
             num_rows = next(iter(summary.values()))["num_rows"]
             stderr().print(f"next: {next_command(words, files, num_rows)}", soft_wrap=True)
 
-    default_out = getattr(dataset, "default_out", None)
-    out = Path(default_out) if default_out else inspect.Parameter.empty
+    out = inspect.Parameter.empty
+    if default_out := getattr(dataset, "default_out", None):
+        out = Path(default_out)
     parameters = [
         _parameter("ctx", typer.Context, inspect.Parameter.empty),
         _parameter("out", Out, out),
@@ -128,8 +131,8 @@ def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__doc__ = inspect.getdoc(dataset)
     single = typer.Typer(add_completion=False)
-    epilog = getattr(dataset, "example", None)
-    single.command(name, epilog=f"Example: {epilog}" if epilog else None)(command)
+    example = getattr(dataset, "example", None)
+    single.command(name, epilog=f"Example: {example}" if example else None)(command)
     built = get_command(single)
     assert isinstance(built, TyperCommand)  # a Typer app with one command
     return built
@@ -142,16 +145,22 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def _field_parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     """Return the option, or positional argument, that sets a field of the settings."""
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    extra: Mapping[str, Any] = {}
+    if isinstance(field.json_schema_extra, dict):
+        extra = field.json_schema_extra
     bounds = {
         option: getattr(limit, bound)
         for option, bound in (("min", "ge"), ("max", "le"))
         for limit in field.metadata
         if hasattr(limit, bound)
     }
-    make: Any = typer.Argument if extra.get("argument") else typer.Option
+    make: Any = typer.Option
+    if extra.get("argument"):
+        make = typer.Argument
     info = make(help=field.description, metavar=extra.get("metavar"), **bounds)
-    default = inspect.Parameter.empty if field.is_required() else field.default
+    default = field.default
+    if field.is_required():
+        default = inspect.Parameter.empty
     return _parameter(name, Annotated[field.annotation, info], default)
 
 
@@ -172,7 +181,9 @@ def _write(
         raise UsageError(
             "--max-prompt-length counts tokens and needs a tokenizer", hint="--model DIR"
         )
-    num_tokens = _token_counter(model) if model else None  # before load(): it may download
+    num_tokens = None
+    if model:
+        num_tokens = _token_counter(model)  # before load(): it may download
     splits = load()
     num_skipped = getattr(splits, "num_skipped", 0)
     lengths: dict[str, Lengths] = {}
@@ -226,7 +237,9 @@ def _override(key: str, value: str) -> str:
     from rlctl.recipes.repairs import PLAIN
     from rlctl.suggest import quoted
 
-    return f"{key}={value}" if PLAIN.fullmatch(value) else quoted(key, value)
+    if PLAIN.fullmatch(value):
+        return f"{key}={value}"
+    return quoted(key, value)
 
 
 def _drop_overlong(
@@ -265,13 +278,17 @@ def _summary(path: Path, rows: RowSource, lengths: Lengths | None) -> dict[str, 
     import hashlib
 
     shares = (("min", 0.0), ("median", 0.5), ("p95", 0.95), ("max", 1.0))
-    tokens = {name: lengths.quantile(share) for name, share in shares} if lengths else None
+    tokens = None
+    num_dropped = 0
+    if lengths:
+        tokens = {name: lengths.quantile(share) for name, share in shares}
+        num_dropped = lengths.num_dropped
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "file": str(path),
         "num_rows": len(rows),
-        "num_dropped": lengths.num_dropped if lengths else 0,
+        "num_dropped": num_dropped,
         "num_skipped": 0,
         "prompt_tokens": tokens,
         "sha256": digest,
@@ -288,13 +305,13 @@ def print_summary(
 ) -> None:
     """Print one line per written file, and the histogram of prompt lengths where counted."""
     for split, entry in summary.items():
-        skipped = f", {plural(entry['num_skipped'], 'invalid record')} left out"
-        dropped = f", {entry['num_dropped']} longer than {max_prompt_length} tokens dropped"
-        stderr().print(
-            f"{entry['file']}: {plural(entry['num_rows'], 'row')}"
-            f"{skipped if entry['num_skipped'] else ''}"
-            f"{dropped if max_prompt_length else ''}, sha256 {entry['sha256'][:12]}",
-        )
+        parts = [f"{entry['file']}: {plural(entry['num_rows'], 'row')}"]
+        if entry["num_skipped"]:
+            parts.append(f"{plural(entry['num_skipped'], 'invalid record')} left out")
+        if max_prompt_length:
+            parts.append(f"{entry['num_dropped']} longer than {max_prompt_length} tokens dropped")
+        parts.append(f"sha256 {entry['sha256'][:12]}")
+        stderr().print(", ".join(parts))
         if split in lengths:
             _print_histogram(lengths[split])
 

@@ -83,7 +83,8 @@ def cp(
     """Copy a recipe to a file that you can edit and train with `--recipe FILE`."""
     source = find_recipe(recipe)
     target = to or Path(f"{source.stem}.yaml")
-    target = target / source.name if target.is_dir() else target
+    if target.is_dir():
+        target /= source.name
     if target.exists() and not force:
         raise ConflictError(
             f"{target} already exists", hint="choose another name, or overwrite it with --force"
@@ -129,11 +130,9 @@ def check(
                 for name, result in checks
             ]
         )
-    for name, result in checks if not as_json else ():
-        print_problems(result.problems)
-        for line in result.unused:
-            warn(f"{name}: {line}")
-        stdout().print(f"{'ok' if not result.problems else 'wrong':6}{name}")
+    else:
+        for name, result in checks:
+            _print_check(name, result)
     code = max((result.exit_code for _, result in checks), default=0)
     if code:
         raise typer.Exit(code)
@@ -145,6 +144,16 @@ class _Check(NamedTuple):
     problems: Sequence[Problem] = ()
     unused: Sequence[str] = ()
     exit_code: int = 0
+
+
+def _print_check(name: str, result: _Check) -> None:
+    print_problems(result.problems)
+    for line in result.unused:
+        warn(f"{name}: {line}")
+    verdict = "ok"
+    if result.problems:
+        verdict = "wrong"
+    stdout().print(f"{verdict:6}{name}")
 
 
 def _check_recipe(name: str, strict: bool) -> _Check:

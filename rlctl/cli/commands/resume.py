@@ -11,11 +11,12 @@ import typer
 
 from rlctl.cli import address_option
 from rlctl.cli.address_option import Address, Detach, Slurm
+from rlctl.cli.limit_options import MaxTime, Retries, SaveBy
 from rlctl.cli.options import Root, Trust, overrides_argument, run_argument
 from rlctl.cli.remote_jobs import run as run_job
 from rlctl.cli.startup import announce, until_start
 from rlctl.cli.stderr import notice
-from rlctl.cli.time_limits import Limits, MaxTime, Retries, SaveBy
+from rlctl.cli.time_limits import Limits
 from rlctl.errors import UsageError
 from rlctl.owner import command
 from rlctl.runs.store import RunStore
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 Overrides = Annotated[
-    list[str] | None, overrides_argument("Overrides on top of the run's own configuration.")
+    list[str] | None, overrides_argument("Overrides on top of the run's configuration.")
 ]
 Target = Annotated[
     str,
@@ -104,7 +105,9 @@ def resume(
 
     limits = Limits(max_time, save_by, retries)
     options = _options(from_step, fork, force)
-    words = [*(overrides or []), *options, *(["--trust"] if trust else [])]
+    words = [*(overrides or []), *options]
+    if trust:
+        words.append("--trust")
     if address is not None:
         from rlctl.cli.remote_checks import check_resume
 
@@ -118,7 +121,7 @@ def resume(
     if inline is None:
         inline = found.record is not None and "--inline" in found.record.command
     if retries:
-        folder = found.path.with_name(fork) if fork else found.path
+        folder = found.path.with_name(fork or found.path.name)
         limits.supervise(["resume", str(found.path), *words], folder, inline, overrides or [])
     with until_start() as on_end:
         api.resume(
@@ -143,11 +146,14 @@ def _run_job(address: str, detach: bool, run: str, words: Sequence[str], root: P
 
 def _options(from_step: int | None, fork: str | None, force: bool) -> list[str]:
     """Return the options as words of a command line."""
-    given = {"--from-step": from_step, "--fork": fork}
-    return [
-        *(["--force"] if force else []),
-        *(str(word) for option, value in given.items() if value for word in (option, value)),
-    ]
+    words = []
+    if force:
+        words.append("--force")
+    if from_step:
+        words += ["--from-step", str(from_step)]
+    if fork:
+        words += ["--fork", fork]
+    return words
 
 
 def _pull(url: str, root: Path | None) -> Run:

@@ -126,15 +126,17 @@ def _compose(
     if function and model:
         raise UsageError(
             "--reward and --model cannot be combined",
-            hint="score with each in a command of its own",
+            hint="score with each in a separate command",
         )
 
     folder = Path(recipe).parent
     if (folder / "run.json").is_file():  # the configuration of a run, which may be another's
         from rlctl.runs.trust import check
 
-        given = ["reward.functions=", "reward.custom_reward_function.path="] if function else []
-        check(folder, [*given, *overrides], section="reward.")
+        given = list(overrides)
+        if function:
+            given += ["reward.functions=", "reward.custom_reward_function.path="]
+        check(folder, given, section="reward.")
     replacement: list[str] = []
     if function:
         replacement = [

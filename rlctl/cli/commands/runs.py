@@ -92,7 +92,10 @@ def runs(
     from rlctl.runs.listing import RunQuery
 
     store = RunStore(root)
-    listing = RunQuery(state, where, sort, cols, None if every else number)
+    limit = number
+    if every:
+        limit = None
+    listing = RunQuery(state, where, sort, cols, limit)
     if watch:
         runs_view.watch_runs(listing, store, as_json)
     elif as_json or form == "json":
@@ -178,10 +181,16 @@ def show(
     if wrong and right:
         raise UsageError("--wrong and --right exclude each other", hint="leave out both to see all")
     if not (samples or train or wrong or right or grep or step is not None):
-        print_json(details.details(found)) if as_json else print_run(found)
+        if as_json:
+            print_json(details.details(found))
+        else:
+            print_run(found)
         return
     kind = TRAINED if train else VALIDATED
-    at, chosen = details.samples(found, step, right if wrong or right else None, grep, kind)
+    verdict = None
+    if wrong or right:
+        verdict = right
+    at, chosen = details.samples(found, step, verdict, grep, kind)
     if as_json:
         print_json({"step": at, "samples": chosen[:number]})
     else:
@@ -195,4 +204,7 @@ def sweeps(root: Root = None, form: Format = "table", as_json: Json = False) -> 
     from rlctl.sweeps import results, sweep_record
 
     found = [results.overview(sweep) for sweep in sweep_record.sweeps(root or DEFAULT_ROOT)]
-    print_json(found) if as_json or form == "json" else sweep_view.print_sweeps(found)
+    if as_json or form == "json":
+        print_json(found)
+    else:
+        sweep_view.print_sweeps(found)

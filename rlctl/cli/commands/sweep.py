@@ -36,12 +36,9 @@ class _Group(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert the default verb before options and overrides."""
-        first = args[0] if args else "--help"
-        if (
-            first not in self.commands
-            and first not in ("--help", "-h")
-            and ("=" in first or first.startswith("-"))
-        ):
+        first = next(iter(args), "--help")
+        is_option = first.startswith("-") and first not in ("--help", "-h")
+        if first not in self.commands and (is_option or "=" in first):
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
@@ -206,7 +203,10 @@ def best(
     if export is not None:
         results.export(found, winner, export)
         notice(f"wrote {export}; train with `rlctl train {found.record.verb} --recipe {export}`")
-    print_json(winner) if as_json else sweep_view.print_best(found, winner)
+    if as_json:
+        print_json(winner)
+    else:
+        sweep_view.print_best(found, winner)
 
 
 def _options(**given: Any) -> list[str]:

@@ -9,6 +9,7 @@ import typer
 
 from rlctl.cli import address_option, complete
 from rlctl.cli.address_option import Address, Detach, Slurm
+from rlctl.cli.limit_options import MaxTime, Retries, SaveBy
 from rlctl.cli.options import (
     RUNS_VARIABLE,
     DryRunJson,
@@ -18,7 +19,6 @@ from rlctl.cli.options import (
 )
 from rlctl.cli.startup import announce, compose_with_notices, problems_as_json, until_start
 from rlctl.cli.stderr import notice
-from rlctl.cli.time_limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.errors import UsageError
 from rlctl.recipes.search_path import MODEL, Verb, verbs
 from rlctl.suggest import hydra_text, overridden_keys
@@ -139,21 +139,25 @@ def _add(verb: str, facts: Verb) -> None:
             overrides = [*defaults, *(overrides or [])]
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*common_settings(overrides, name), *loggers(logger)]
-        limits = Limits(max_time, save_by, retries)
         with until_start(), problems_as_json(as_json):
             composed = compose_with_notices(source, settings)
             check_algorithm(verb, recipe, composed)
         words = ["train", verb, "--recipe", source, *(["--strict"] if strict else []), *settings]
-        if address is not None:
-            from rlctl.cli.remote_jobs import submit
-
-            submit(address, detach, [*words, *limits.words], composed)
-        elif retries and not dry_run:
+        end_by = None
+        if address is not None or max_time or save_by or retries:
+            from rlctl.cli.time_limits import Limits
             from rlctl.cli.train_variants import train_with_retries
 
-            train_with_retries(words, settings, composed, inline, limits)
-        else:
-            _train(composed, inline, strict, dry_run, as_json, limits.end_by())
+            limits = Limits(max_time, save_by, retries)
+            if address is not None:
+                from rlctl.cli.remote_jobs import submit
+
+                submit(address, detach, [*words, *limits.words], composed)
+                return
+            if retries and not dry_run:
+                train_with_retries(words, settings, composed, inline, limits)
+            end_by = limits.end_by()
+        _train(composed, inline, strict, dry_run, as_json, end_by)
 
 
 for name, facts in verbs().items():
@@ -166,7 +170,9 @@ def common_settings(overrides: list[str] | None, name: str | None) -> list[str]:
     root = os.environ.get(RUNS_VARIABLE)
     if root and "trainer.run_dir" not in overridden_keys(settings):
         settings.append(hydra_text("trainer.run_dir", root))
-    return settings + ([hydra_text("trainer.experiment_name", name)] if name is not None else [])
+    if name is not None:
+        settings.append(hydra_text("trainer.experiment_name", name))
+    return settings
 
 
 def loggers(logger: list[str] | None) -> list[str]:
@@ -183,8 +189,8 @@ def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
     The recipe named like the verb is its quickstart.
     """
     # With these overrides the plain defaults apply: the quickstart's settings suit only its model.
-    own = {"data.train_files", MODEL, verbs()[verb].model}
-    if recipe is not None or own.isdisjoint(overridden_keys(overrides)):
+    replaced = {"data.train_files", MODEL, verbs()[verb].model}
+    if recipe is not None or replaced.isdisjoint(overridden_keys(overrides)):
         return recipe or verb
     notice(
         f"data or model given: starting from {verb}_trainer; "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -134,14 +135,15 @@ def logs(
     files = stored.log_files(found, attempt, role, rank)
     width = max(len(path.stem) for path in files)
     empty = True
-    for process, line in (
-        stored.follow(found, files, last) if follow else stored.lines_of(files, last)
-    ):
+    read = stored.follow(found, files, last) if follow else stored.lines_of(files, last)
+    for process, line in read:
         empty = False
         if as_json:
             text = json.dumps({"process": process, "line": line}, ensure_ascii=False)
+        elif len(files) > 1:
+            text = f"{process:{width}} | {visible(line)}"
         else:
-            text = (f"{process:{width}} | " if len(files) > 1 else "") + visible(line)
+            text = visible(line)
         sys.stdout.write(text + "\n")
         if follow:
             sys.stdout.flush()
@@ -200,7 +202,8 @@ def _stop_target(target: Run | SweepDir) -> StopTarget:
 
     if not isinstance(target, SweepDir):
         return run_target(target)
-    record, folder = target.record, target.path
+    record = target.record
+    folder = target.path
     return StopTarget(record.name, folder, record.process, lambda: SweepDir(folder).state, None)
 
 
@@ -226,18 +229,12 @@ def debug(
 
     It shows those of this machine. A process is stopped for some milliseconds, and then continues.
     """
-    from rlctl.runs.stacks import run_processes, stacks
+    from rlctl.runs.stacks import run_processes
 
     found = run_processes(RunStore(root).find(run))
     shown = [dataclasses.asdict(process) for process in found]
-    failures: list[RlctlError] = []
-    for process in shown if with_stacks else ():
-        try:
-            process["stacks"] = stacks(process["pid"])
-        except RlctlError as error:  # one of them may have ended
-            failures.append(error)
-    if len(failures) == len(shown):
-        raise failures[0]
+    if with_stacks:
+        _add_stacks(shown)
     if as_json:
         print_json(shown)
     elif with_stacks:
@@ -248,3 +245,17 @@ def debug(
         columns = ["pid", "name", "status", "cpu_s"]
         rows = [[str(row[name]) for name in columns] for row in shown]
         print_table(columns, rows)
+
+
+def _add_stacks(processes: Sequence[dict[str, Any]]) -> None:
+    """Add the stacks of each process. Raises RlctlError if none can be read."""
+    from rlctl.runs.stacks import stacks
+
+    failures: list[RlctlError] = []
+    for process in processes:
+        try:
+            process["stacks"] = stacks(process["pid"])
+        except RlctlError as error:  # one of them may have ended
+            failures.append(error)
+    if failures and len(failures) == len(processes):
+        raise failures[0]

@@ -85,9 +85,10 @@ def _print_batches(report: DryRun) -> None:
             f"{plural(batches.prompts, 'prompt')} × "
             f"{plural(batches.answers_a_prompt, 'response')} = {plural(batches.rows, 'row')}",
         ),
-        *([("skipped", counted(batches.skipped_rows))] if batches.skipped_rows else ()),
         ("steps", f"{batches.total_steps} ({batches.steps_per_epoch} an epoch)"),
     ]
+    if batches.skipped_rows:
+        steps.insert(-1, ("skipped", counted(batches.skipped_rows)))
     print_table(["quantity", "value"], steps)
     updates = [
         (
@@ -111,7 +112,9 @@ def _print_batches(report: DryRun) -> None:
 def _print_rest(report: DryRun) -> None:
     disk = report.disk
     _heading("Also")
-    checkpoint = "size unknown" if disk.checkpoint is None else size(disk.checkpoint)
+    checkpoint = "size unknown"
+    if disk.checkpoint is not None:
+        checkpoint = size(disk.checkpoint)
     rows = [
         (
             "checkpoint",
@@ -148,10 +151,11 @@ def _print_memory(report: DryRun) -> None:
     names = [name.replace(".", " ") for name in columns]
     print_table(["role", "numbers", *names], rows, right=["numbers", *names])
     for pool, peak in report.pool_peaks.items():
-        memory, overhead = report.device_memory, report.overheads[pool]
         parts = [f"pool {pool}: {size(peak)} at its peak"]
-        parts += [f"with {size(overhead)} for CUDA and NCCL"] if overhead else []
-        parts += [f"of {size(memory)}"] if memory else []
+        if overhead := report.overheads[pool]:
+            parts.append(f"with {size(overhead)} for CUDA and NCCL")
+        if report.device_memory:
+            parts.append(f"of {size(report.device_memory)}")
         stdout().print(", ".join(parts))
     if report.host:
         of = "for offloaded state and the copy of a checkpoint; mapped files do not count"

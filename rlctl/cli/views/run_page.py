@@ -28,17 +28,16 @@ def print_run(run: Run) -> None:
     from rlctl.runs.details import alarms, changed_settings
     from rlctl.tracking.destination import commands, line
 
-    summary, problem = run.metrics.figures, run.metrics.problem
     stdout().print(Text.assemble((run.name, "bold"), "  ", (run.state, COLOURS[run.state])))
-    for trouble in filter(None, (run.problem, problem)):
-        warn(trouble)
+    for problem in filter(None, (run.problem, run.metrics.problem)):
+        warn(problem)
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column(overflow="fold")
     for name, value in [
         ("project", run.project),
-        *(_facts(run.record) if run.record else []),
-        *_figures(run, summary),
+        *_facts(run.record),
+        *_figures(run, run.metrics.figures),
         *details.facts_of_plugins(run),
         *_files(run),
     ]:
@@ -46,14 +45,13 @@ def print_run(run: Run) -> None:
     for name, destination in details.trackers(run).items():
         facts.add_row(name, Text(visible("; ".join([line(destination), *commands(destination)]))))
     for alarm in alarms(run):
-        until = "on" if alarm["over"] is None else f"to {alarm['over']}"
-        facts.add_row(
-            "alarm",
-            Text(
-                visible(f"step {alarm['step']} {until}: {alarm['message']}"),
-                style="red" if alarm["over"] is None else "yellow",
-            ),
-        )
+        until = "on"
+        style = "red"
+        if alarm["over"] is not None:
+            until = f"to {alarm['over']}"
+            style = "yellow"
+        text = visible(f"step {alarm['step']} {until}: {alarm['message']}")
+        facts.add_row("alarm", Text(text, style=style))
     if run.labels.tags:
         facts.add_row("tags", Text(", ".join(run.labels.tags)))
     if run.labels.note:
@@ -84,7 +82,9 @@ def print_run(run: Run) -> None:
         print_table(["setting", "value", "base", "from"], rows)
 
 
-def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
+def _facts(record: RunRecord | None) -> Iterator[tuple[str, str]]:
+    if record is None:
+        return
     yield "recipe", record.recipe
     yield "command", shlex.join(record.command)
     yield "created", f"{record.created} on {record.process.host}"
@@ -95,7 +95,10 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
         if record.failure["hint"]:
             yield "help", record.failure["hint"]
     if record.git and (commit := record.git["commit"]):
-        yield "commit", f"{commit[:12]}{' with changes' if record.git['diff_sha256'] else ''}"
+        text = commit[:12]
+        if record.git["diff_sha256"]:
+            text += " with changes"
+        yield "commit", text
     versions = ", ".join(
         f"{name} {number}"
         for name, number in record.versions.items()
@@ -107,16 +110,21 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
 def _figures(run: Run, summary: RunSummary | None) -> Iterator[tuple[str, str]]:
     if summary is None or summary.step is None:
         return
-    total = f" of {run.record.total_steps}" if run.record and run.record.total_steps else ""
+    step = str(summary.step)
+    if run.record and run.record.total_steps:
+        step += f" of {run.record.total_steps}"
     saved = max(by_step(run.path / "checkpoints"), default=0)
-    later = f"; step {saved} is saved before its validation" if saved > summary.step else ""
-    yield "step", f"{summary.step}{total}{later}"
+    if saved > summary.step:
+        step += f"; step {saved} is saved before its validation"
+    yield "step", step
     if summary.metric:
         best = f"{percent_or_number(summary.metric, summary.best)} at step {summary.best_step}"
         yield "validation", f"{validation(summary)}, best {best}  ({summary.metric})"
     if run.seconds is not None:
-        tokens = f", {count(summary.tokens)} tokens" if summary.tokens else ""
-        yield "took", duration(run.seconds) + tokens
+        took = duration(run.seconds)
+        if summary.tokens:
+            took += f", {count(summary.tokens)} tokens"
+        yield "took", took
 
 
 def _files(run: Run) -> Iterator[tuple[str, str]]:

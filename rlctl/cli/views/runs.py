@@ -55,11 +55,10 @@ SHOWN_METRICS = (
 def print_runs(page: RunPage, root: Path) -> None:
     """Print the table of `rlctl runs`; report hidden and unreadable runs on stderr."""
     if not page.runs:
-        notice(
-            "no run matches"
-            if page.total
-            else f"no runs in {root.resolve()}; `rlctl train ppo` makes one"
-        )
+        if page.total:
+            notice("no run matches")
+        else:
+            notice(f"no runs in {root.resolve()}; `rlctl train ppo` makes one")
         return
     stdout().print(_runs_table(page))
     if page.hidden:
@@ -76,21 +75,26 @@ def watch_runs(query: RunQuery, store: RunStore, as_json: bool) -> None:
     with Live(console=stdout(), auto_refresh=False, transient=True) as live:
         while True:
             page = query.page(store.runs())
-            live.update(_runs_table(page) if page.runs else Text("no runs yet"), refresh=True)
+            shown = Text("no runs yet")
+            if page.runs:
+                shown = _runs_table(page)
+            live.update(shown, refresh=True)
             time.sleep(WATCH_S)
 
 
 def _runs_table(page: RunPage) -> Table:
     several = len({run.project for run in page.runs}) > 1
-    default = ["state", "created", "took", "step", "validation"] if page.default_columns else []
-    rows = [
-        [
-            run.key if several else run.name,
-            *(_default_cells(run) if default else []),
-            *(_cell(key, value) for key, value in cells.items()),
-        ]
-        for run, cells in zip(page.runs, page.columns, strict=True)
-    ]
+    default: list[str] = []
+    if page.default_columns:
+        default = ["state", "created", "took", "step", "validation"]
+    rows: list[list[str | Text]] = []
+    for run, cells in zip(page.runs, page.columns, strict=True):
+        row: list[str | Text] = [run.name]
+        if several:
+            row = [run.key]
+        if default:
+            row += _default_cells(run)
+        rows.append([*row, *(_cell(key, value) for key, value in cells.items())])
     extra = list(page.columns[0])
     numeric = [
         key
@@ -109,39 +113,51 @@ def _cell(key: str, value: object) -> str | Text:
         return size(value)
     if isinstance(value, list):  # tags
         return visible(", ".join(map(str, value)))
-    return (
-        percent_or_number(key, value) if "/" in key and isinstance(value, float) else short(value)
-    )
+    if "/" in key and isinstance(value, float):
+        return percent_or_number(key, value)
+    return short(value)
 
 
 def _default_cells(run: Run) -> list[str | Text]:
     summary = run.metrics.figures or RunSummary()
-    total = run.record.total_steps if run.record else None
-    steps = "-" if summary.step is None else str(summary.step)
+    took = "-"
+    if run.seconds is not None:
+        took = duration(run.seconds)
+    steps = "-"
+    if summary.step is not None:
+        steps = str(summary.step)
+    if run.record and run.record.total_steps:
+        steps += f"/{run.record.total_steps}"
     return [
         Text(_state(run), style=COLOURS[run.state]),
         ago((datetime.now(UTC) - run.created).total_seconds()),
-        duration(run.seconds) if run.seconds is not None else "-",
-        f"{steps}/{total}" if total else steps,
+        took,
+        steps,
         validation(summary),
     ]
 
 
 def _state(run: Run) -> str:
     """Return the state, of a failed run with the code of its error."""
-    failure = run.record.failure if run.record is not None else None
-    return f"{run.state} {failure['code']}" if failure is not None else run.state
+    if run.record is None or run.record.failure is None:
+        return run.state
+    return f"{run.state} {run.record.failure['code']}"
 
 
 def validation(summary: RunSummary) -> str:
     """Return the first and the last value of the main validation metric."""
+    if not summary.metric:
+        return "-"
     first, last = (
         percent_or_number(summary.metric, value) for value in (summary.first, summary.last)
     )
-    return f"{first} → {last}" if summary.metric else "-"
+    return f"{first} → {last}"
 
 
 def short(value: object) -> str:
     """Format a setting's value in at most 40 characters."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 40 else text[:39] + "…"
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, default=str)
+    if len(value) > 40:
+        return value[:39] + "…"
+    return value

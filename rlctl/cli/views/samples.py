@@ -44,10 +44,10 @@ def print_samples(
         for sample in samples[:number]:
             print_sample(sample, sought)
     shown = len(samples[:number])
-    notice(
-        f"{shown} of {len(samples)} samples of step {step}"
-        + ("; -n N shows more" if len(samples) > shown else "")
-    )
+    summary = f"{shown} of {len(samples)} samples of step {step}"
+    if len(samples) > shown:
+        summary += "; -n N shows more"
+    notice(summary)
 
 
 def print_sample(sample: Sample, sought: str | None = None) -> None:
@@ -76,7 +76,9 @@ def print_episodes(played: Sequence[tuple[str, Episode]]) -> None:
         stdout().print(Text(f"episode {number}", "bold underline"))
         _print_text("prompt", prompt, None)
         print_episode(episode)
-        score = "of the reward functions" if episode.score is None else f"{episode.score:g}"
+        score = "of the reward functions"
+        if episode.score is not None:
+            score = f"{episode.score:g}"
         parts = "".join(f"  {name} {value:g}" for name, value in episode.components.items())
         _print_text("score", f"{score}{parts}", None)
         stdout().print()
@@ -147,7 +149,9 @@ def print_pairs(pairs: Sequence[dict[str, Any]]) -> None:
 
 def _end(text: str, width: int = _WIDTH) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= width else "…" + line[1 - width :]
+    if len(line) <= width:
+        return line
+    return "…" + line[1 - width :]
 
 
 ROLE_STYLES = {"system": "dim", "user": "cyan", "assistant": "bold", "tool": "yellow"}
@@ -170,7 +174,8 @@ def print_environment(shown: Mapping[str, Any]) -> None:
 def print_row(entry: dict[str, Any], images: Sequence[Image] = ()) -> None:
     """Print one row of `rlctl data show`: facts, prompt, images, ground truth and extra info."""
     facts = [entry["data_source"], entry["ability"], f"reward style {entry['style']}"]
-    facts += [f"{entry['num_tokens']} tokens"] if "num_tokens" in entry else []
+    if "num_tokens" in entry:
+        facts.append(f"{entry['num_tokens']} tokens")
     text = entry.get("rendered") or "\n".join(
         f"{message['role']}: {message['content']}" for message in entry["prompt"]
     )
@@ -203,13 +208,14 @@ def _drawn(image: Image, console: Console) -> Text | None:
     width, height = picture.size
     text = Text()
     for top in range(0, height, 2):
+        if top:
+            text.append("\n")
         for left in range(width):
             colours = [
                 Color.from_rgb(*picture.getpixel((left, row)))
                 for row in range(top, min(top + 2, height))
             ]
             text.append("▀", Style(color=colours[0], bgcolor=[*colours, None][1]))
-        text.append("\n" if top + 2 < height else "")
     return text
 
 
@@ -219,23 +225,28 @@ def finite(value: Any) -> Any:
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _image_name(image: Image) -> str:
+    from rlctl.data_prep.images import digest_of
+
+    if isinstance(image, str):
+        return image
+    return f"{len(image):,} bytes, SHA-256 {digest_of(image)}"
 
 
 def row_entry(
     index: int, row: PromptRow, tokenizer: PreTrainedTokenizerBase | None
 ) -> dict[str, Any]:
     """Return what is shown of a row; with a tokenizer also the rendered prompt and its length."""
-    from rlctl.data_prep.images import digest_of
-
     entry: dict[str, Any] = {
         "row": index,
         "data_source": row.data_source,
         "prompt": row.prompt,
-        "images": [
-            image if isinstance(image, str) else f"{len(image):,} bytes, SHA-256 {digest_of(image)}"
-            for image in row.images
-        ],
+        "images": [_image_name(image) for image in row.images],
         "ground_truth": row.ground_truth,
         "ability": row.ability,
         "style": row.style,

@@ -61,7 +61,9 @@ class _ProgressLines:
 
     def update(self, children: Sequence[Child]) -> None:
         for number, (step, total) in _progress(children).items():
-            tenth = 10 * step // total if total else 0
+            tenth = 0
+            if total:
+                tenth = 10 * step // total
             if tenth > self.tenths.get(number, 0) and step < total:
                 log.info("trial %d: step %d of %d", number, step, total)
             self.tenths[number] = tenth
@@ -97,31 +99,35 @@ def trials_table(
     `progress` has step and number of steps by trial, `started` the trials with a run; `mode` is
     that of the sweep.
     """
-    choose = max if mode == "max" else min
+    choose = min
+    if mode == "max":
+        choose = max
     rows: list[list[str | Text]] = []
     for outcome in outcomes:
-        number, values = outcome.trial.number, list(outcome.values.values())
-        is_queued = outcome.state == "running" and number not in started
-        state = "waiting" if is_queued else outcome.state
-        rows.append(
-            [
-                str(number),
-                short(outcome.trial.overrides),
-                step_of(*progress[number]) if number in progress else "",
-                _number(outcome.values[max(outcome.values)] if values else None),
-                _number(
-                    outcome.value if outcome.value is not None else choose(values, default=None)
-                ),
-                _coloured(state),
-            ]
-        )
+        number = outcome.trial.number
+        state = outcome.state
+        if state == "running" and number not in started:
+            state = "waiting"
+        step = ""
+        if number in progress:
+            step = step_of(*progress[number])
+        last = None
+        if outcome.values:
+            last = outcome.values[max(outcome.values)]
+        best = outcome.value
+        if best is None:
+            best = choose(outcome.values.values(), default=None)
+        overrides = short(outcome.trial.overrides)
+        rows.append([str(number), overrides, step, _number(last), _number(best), _coloured(state)])
     columns = ("trial", "parameters", "step", "value", "best", "state")
     return table(columns, rows, right=("trial", "step", "value", "best"))
 
 
 def step_of(step: int, total: int) -> str:
     """Return `k of n`, or only the step while the number of steps is not known."""
-    return f"{step} of {total}" if total else str(step)
+    if not total:
+        return str(step)
+    return f"{step} of {total}"
 
 
 def print_plan(plan: SweepPlan, as_json: bool) -> None:
@@ -145,16 +151,15 @@ def print_plan(plan: SweepPlan, as_json: bool) -> None:
         f"{plural(plan.num_runs, 'run')} of {plural(plan.total_steps, 'step')}: {plan.source}, "
         f"sampler {settings.sampler}, pruner {settings.pruner}"
     )
-    stdout().print(
-        Text(f"{head}, {settings.seeds} seed{'s' if settings.seeds > 1 else ''} a trial")
-    )
+    stdout().print(Text(f"{head}, {plural(settings.seeds, 'seed')} a trial"))
     rows = [
         [str(number), shlex.join(overrides), format_resources(need)]
         for number, (overrides, need) in enumerate(plan.needs)
     ]
-    sampled = settings.sampler != "grid"
-    print_table(("tried" if sampled else "trial", "overrides", "a run needs"), rows)
-    if sampled:
+    if settings.sampler == "grid":
+        print_table(("trial", "overrides", "a run needs"), rows)
+    else:
+        print_table(("tried", "overrides", "a run needs"), rows)
         notice("values are sampled while the sweep runs; the table shows the ends of each axis")
 
 
@@ -163,7 +168,8 @@ def print_sweep(sweep: SweepDir) -> None:
     from rlctl.sweeps.results import results
     from rlctl.sweeps.trackers import lines as tracker_lines
 
-    found, record = results(sweep), sweep.record
+    found = results(sweep)
+    record = sweep.record
     verb = f"  {record.verb} --recipe {record.recipe}  "
     stdout().print(Text.assemble((record.name, "bold"), verb, _coloured(sweep.state)))
     metric = record.settings["metric"] or "first validation metric"
@@ -179,10 +185,14 @@ def print_sweep(sweep: SweepDir) -> None:
                 )
             )
         )
-    finished = any(trial.state == "finished" for trial in found.trials)
-    best = [f"next  rlctl sweep best {record.name} --export best.yaml"] if finished else []
-    for text in [*tracker_lines(sweep), *best]:
-        stdout().print(Text(text, style="dim" if text.startswith("next") else ""), soft_wrap=True)
+    lines = list(tracker_lines(sweep))
+    if any(trial.state == "finished" for trial in found.trials):
+        lines.append(f"next  rlctl sweep best {record.name} --export best.yaml")
+    for line in lines:
+        style = ""
+        if line.startswith("next"):
+            style = "dim"
+        stdout().print(Text(line, style=style), soft_wrap=True)
 
 
 def _print_trials(trials: Sequence[TrialResult]) -> None:
@@ -246,7 +256,9 @@ def _result_row(trial: TrialResult) -> list[str | Text]:
     value = _number(trial.value)
     if trial.low is not None and trial.high is not None:
         value += f" ± {(trial.high - trial.low) / 2:.2g}"
-    step = "" if trial.step is None else str(trial.step)
+    step = ""
+    if trial.step is not None:
+        step = str(trial.step)
     return [
         str(trial.number),
         short(trial.overrides),
@@ -260,7 +272,9 @@ def _result_row(trial: TrialResult) -> list[str | Text]:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+    if value is None:
+        return ""
+    return f"{value:.4g}"
 
 
 def _coloured(state: str) -> Text:

@@ -91,7 +91,7 @@ class RolloutCorrection(Section):
         "x, or `lo_hi`) or largest divergence (k2, k3)"
     )
     bypass_mode: bool | Literal["loglinear"] = Field(
-        description="old log-probs without a pass of their own: true = the engine's; loglinear = "
+        description="old log-probs without a separate pass: true = the engine's; loglinear = "
         "between the engine's and those in training, by the staleness of the token"
     )
     loss_type: Annotated[Literal["ppo_clip", "reinforce"], _OWN_LOG_PROBS] = Field(

@@ -55,7 +55,7 @@ class Data(Section):
     prompt_key: Text = Field(description="column with the chat (a list of {role, content})")
     reader: Text | None = Field(
         description="reader of files in another format: chats (conversations, for sft), "
-        "dataset_class (a class of your own) or module:Name; null = rows of prompts"
+        "dataset_class (your class) or module:Name; null = rows of prompts"
     )
     reader_params: dict[str, Any] = Field(description="settings of the reader")
     response_key: Text = Field(description="dotted path to the worked solution, for sft")
@@ -107,15 +107,16 @@ class Data(Section):
         weights = [file.weight for file in self.train_files if isinstance(file, WeightedFile)]
         if not weights:
             return None
-        if len(weights) < len(self.train_files) or self.train_max_samples >= 0:
-            some = len(weights) < len(self.train_files)
+        if len(weights) < len(self.train_files):
             raise ConfigError(
-                "some training files have a weight, others have none"
-                if some
-                else "data.train_max_samples does not combine with the weights of files",
+                "some training files have a weight, others have none",
                 where="data.train_files",
-                hint="give each file a weight: {path: FILE, weight: NUMBER}"
-                if some
-                else "leave it out: weights are shares of the prompts that are drawn",
+                hint="give each file a weight: {path: FILE, weight: NUMBER}",
+            )
+        if self.train_max_samples >= 0:
+            raise ConfigError(
+                "data.train_max_samples does not combine with the weights of files",
+                where="data.train_files",
+                hint="leave it out: weights are shares of the prompts that are drawn",
             )
         return tuple(weights)

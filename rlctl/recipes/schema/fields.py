@@ -86,7 +86,7 @@ def _one_or_many(value: Any) -> Any:
     """Accept `logger=console` for `logger=[console]` and convert lists to (frozen) tuples."""
     if isinstance(value, str):
         return (value,)
-    return tuple(value) if isinstance(value, list) else value
+    return _as_tuple(value)
 
 
 def _as_tuple(value: Any) -> Any:

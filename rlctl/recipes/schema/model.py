@@ -86,7 +86,9 @@ class Model(Section):
     def chat_template_file(self) -> str | None:
         """File of `custom_chat_template`; None if it is null or the template itself."""
         template = self.custom_chat_template
-        return None if template is None or "{{" in template or "{%" in template else template
+        if template is None or "{{" in template or "{%" in template:
+            return None
+        return template
 
 
 class FSDP(Section):

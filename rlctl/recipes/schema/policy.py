@@ -154,7 +154,7 @@ class ValKwargs(Section):
 
 
 class CheckpointEngine(Section):
-    """Weight sync to rollout engines in a pool of their own."""
+    """Weight sync to rollout engines in a separate pool."""
 
     backend: Literal["auto", "object_store", "nccl", "gloo"] = Field(
         description="transport of the weight sync to a rollout pool; auto = nccl between GPUs, "
@@ -183,14 +183,14 @@ class Rollout(Section):
     n: Count = Field(description="responses per prompt")
     tensor_model_parallel_size: Count = Field(description="ranks that share one engine")
     gpu_memory_utilization: Share | None = Field(
-        description="fraction of device memory available to the engine; null = 0.9 on a GPU of "
-        "its own, else 0.5"
+        description="fraction of device memory available to the engine; null = 0.9 if it is alone "
+        "on a GPU, else 0.5"
     )
     max_num_seqs: Count | None = Field(
-        description="maximum rows decoded concurrently; null = the engine's own default"
+        description="maximum rows decoded concurrently; null = the engine's default"
     )
     max_num_batched_tokens: Count | None = Field(
-        description="maximum tokens per engine pass; null = the engine's own default"
+        description="maximum tokens per engine pass; null = the engine's default"
     )
     enforce_eager: bool = Field(description="disable CUDA graphs: faster start, slower decoding")
     free_cache_engine: Annotated[bool, _ENGINE_POOL] = Field(
@@ -224,7 +224,9 @@ class Rollout(Section):
 
     def memory_fraction(self, alone: bool) -> float:
         """Return the fraction of a device for the engine, which may be `alone` on a GPU."""
-        return self.gpu_memory_utilization or (MOST_OF_A_GPU if alone else 0.5)
+        if alone:
+            return self.gpu_memory_utilization or MOST_OF_A_GPU
+        return self.gpu_memory_utilization or 0.5
 
 
 class RefModel(Section):
@@ -269,14 +271,14 @@ class ActorRolloutRef(Section):
     @property
     def reference_model(self) -> Model:
         """The reference's model, the actor's initial one unless `ref.model` names another."""
-        own = self.ref.model
+        model = self.ref.model
         settings: dict[str, Any] = {
-            "path": own.path,
-            "tokenizer_path": own.tokenizer_path,
-            "trust_remote_code": own.trust_remote_code,
-            "override_config": own.override_config,
+            "path": model.path,
+            "tokenizer_path": model.tokenizer_path,
+            "trust_remote_code": model.trust_remote_code,
+            "override_config": model.override_config,
         }
-        if own.path != self.model.path:
+        if model.path != self.model.path:
             settings |= {"init": "auto", "lora_rank": 0}
         return self.model.model_copy(update=settings)
 

@@ -92,7 +92,7 @@ class JudgeRollout(Section):
 
     name: Text = Field(description="engine: auto, vllm, hf, …")
     num_engines: Count = Field(
-        description="engines in a pool of their own, with a GPU each beside those of the trainer"
+        description="engines in a separate pool, with a GPU each beside those of the trainer"
     )
     max_num_seqs: Count = Field(description="replies that an engine writes at a time")
     gpu_memory_utilization: Share = Field(description="share of the GPU's memory of an engine")
@@ -152,7 +152,7 @@ class Reward(Section):
     max_rpm: Count | None = Field(description="such calls or requests per minute; null = no limit")
     max_tpm: Count | None = Field(description="tokens of those per minute; null = no limit")
     estimated_tokens_per_request: Count = Field(
-        description="tokens of a call of an async function for max_tpm; a judge counts its own"
+        description="tokens of a call of an async function for max_tpm; a judge counts its tokens"
     )
     max_retries: NonNegativeInt = Field(
         description="further attempts of a judge's request after 429, a server error or a timeout"

@@ -242,7 +242,7 @@ class Trainer(Section):
         description="name of the run; null = recipe, date and three letters"
     )
     logger: Texts = Field(
-        description="trackers besides the run's own metrics.jsonl: console, swanlab, wandb, …"
+        description="trackers besides the run's metrics.jsonl: console, swanlab, wandb, …"
     )
     nnodes: Count = Field(description="number of nodes")
     n_gpus_per_node: NonNegativeInt = Field(
@@ -250,7 +250,7 @@ class Trainer(Section):
         "on a CPU"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(description="device; auto = cuda if available")
-    seed: Seed = Field(description="seed of everything without a seed of its own")
+    seed: Seed = Field(description="seed of everything without another seed")
     deterministic: bool = Field(
         description="use deterministic kernels only: reproducible bits, slower"
     )
@@ -367,7 +367,7 @@ class AsyncTraining(Section):
     """Section `async_training`: training beside generation."""
 
     max_staleness: NonNegativeInt = Field(
-        description="steps that rollouts may be generated ahead of learning; 0 = in their own step"
+        description="steps that rollouts may be generated ahead of learning; 0 = in the same step"
     )
     schedule: Literal["fixed", "eager"] = Field(
         description="fixed = one step ahead, and repeatable; eager = engines never wait, load "
