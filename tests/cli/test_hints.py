@@ -49,7 +49,7 @@ COMMANDS = {
     "prep arithmetic --max-prompt-length 3": "--model DIR",
     "recipes cp grpo verl.sh": "choose another name, or overwrite it with --force",
     _REWARD: "--responses FILE; only a reward model",
-    f"{_REWARD} --responses three.jsonl --model x --reward gsm8k": "with each in a separate command",
+    f"{_REWARD} --responses three.jsonl --model x --reward gsm8k": "each in a separate command",
     f"{_REWARD} --responses none.jsonl --reward gsm8k": "give one response per row, or the same",
     "resume s data.seed=3": "its runs, named SWEEP-NNN, take overrides and options",
     "runs --state finished trash": "rlctl runs trash … --state …",
