@@ -99,7 +99,7 @@ def learn(model: str, rounds: int, threads: int) -> None:
     """Train both for `rounds` steps, then rlctl for the rest of TRL's time, and print."""
     with tempfile.TemporaryDirectory(prefix="rlctl-trl-") as scratch:
         folder = Path(scratch)
-        rows = ("--level", "0", "--train", "302", "--val", "96")
+        rows = ("--level", "0", "--train", "303", "--val", "96")
         rlctl(folder, "prep", "arithmetic", *rows, "--out", "sums")
         _learn(model, rounds, threads, folder)
 

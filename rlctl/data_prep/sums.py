@@ -1,6 +1,7 @@
 """Sums of two numbers, answered by the number alone: level 0 of `rlctl prep arithmetic`.
 
-Two examples before the question show the form, so that a small chat model answers in it.
+One example before the question shows the form, so that a small chat model answers in it. The prompt
+is short, because its tokens are most of those that a step computes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from rlctl.errors import UsageError
 
 DATA_SOURCE = "rlctl/sums"
 LARGEST = 20
-_QUESTION = "What is {} + {}?"
-_EXAMPLES = (((6, 11), 17), ((9, 4), 13))
+_QUESTION = "{} + {} ="
+_EXAMPLE = (6, 11)
 _CHAT = [
-    {"role": role, "content": text}
-    for pair, answer in _EXAMPLES
-    for role, text in (("user", _QUESTION.format(*pair)), ("assistant", str(answer)))
+    {"role": "system", "content": "Add."},
+    {"role": "user", "content": _QUESTION.format(*_EXAMPLE)},
+    {"role": "assistant", "content": str(sum(_EXAMPLE))},
 ]
 
 
@@ -31,12 +32,11 @@ def sums(
 
     Raises UsageError if they are more than the sums that there are.
     """
-    shown = [pair for pair, _ in _EXAMPLES]
-    pairs = [pair for pair in product(range(1, LARGEST + 1), repeat=2) if pair not in shown]
+    pairs = [pair for pair in product(range(1, LARGEST + 1), repeat=2) if pair != _EXAMPLE]
     if num_train + num_val > len(pairs):
         raise UsageError(
             f"level 0 has {len(pairs)} different problems, requested {num_train + num_val}",
-            hint="such as --train 302 --val 96, or use a higher --level",
+            hint="such as --train 303 --val 96, or use a higher --level",
         )
     random.Random(seed).shuffle(pairs)
     chosen = {"train": pairs[:num_train], "val": pairs[num_train : num_train + num_val]}
