@@ -139,8 +139,8 @@ def _selector(run: RunDir) -> str:
     name = run.path.name
     root = run.path.parent.parent
     usual = Path(os.environ.get(RUNS_VARIABLE) or DEFAULT_ROOT)
-    same_name = [project for project in root.iterdir() if (project / name).is_dir()]
-    with suppress(OSError):  # the working folder may no longer exist
+    with suppress(OSError):  # the working folder or the run may no longer exist
+        same_name = [project for project in root.iterdir() if (project / name).is_dir()]
         if root.samefile(usual) and len(same_name) == 1:
             return shlex.quote(name)
     return shlex.quote(str(run.path))

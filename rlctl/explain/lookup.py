@@ -183,10 +183,10 @@ def _keys(name: str) -> list[Explanation]:
         chosen = [name]
     if len(chosen) == 1 and schema_keys()[chosen[0]].kind == "section":
         chosen = [key for key in names if key.rpartition(".")[0] == chosen[0]]
-    if not chosen:
-        return []
-    rows = {row.key.name: row for row in key_rows()}
-    found = [_key(rows[key]) for key in chosen if key in rows]
+    found: list[Explanation] = []
+    if chosen:
+        rows = {row.key.name: row for row in key_rows()}
+        found = [_key(rows[key]) for key in chosen if key in rows]
     slot = slot_with_setting(name)
     if not found and slot is not None:
         settings = (

@@ -177,8 +177,8 @@ def test_every_stored_configuration_is_composed_after_the_check() -> None:
     users = [
         str(path.relative_to(package))
         for path in package.rglob("*.py")
-        if "import" in (text := path.read_text()) and "stored import" in text
+        if "import" in (text := path.read_text()) and "recorded_config import" in text
         for line in text.splitlines()
-        if "stored import" in line and "recompose" in line
+        if "recorded_config import" in line and "recompose" in line
     ]
     assert users == ["runs/trust.py"]

@@ -55,23 +55,7 @@ def open_ray_pools(
     for name, size in (*plan.pool_sizes.items(), (JUDGE_POOL, num_judges)):
         if size == 0:
             continue
-        log_path = (logs / f"{name}.log").absolute()
-        # As many processes on each node, so that no group of ranks is divided between nodes.
-        is_spread = trainer.nnodes > 1 and name not in (plan.rollout_pool, JUDGE_POOL)
-        per_node: tuple[int, ...] = ()
-        if is_spread:
-            per_node = (size // trainer.nnodes,) * trainer.nnodes
-        device = plan.device_of(name)
-        spec = PoolSpec(
-            name,
-            size,
-            replace(plan.first_rank, world_size=size, log_path=log_path, device=device),
-            trainer.timeouts.worker_start(plan.devices.kind),
-            call_limit(trainer.timeouts.call_s),
-            trainer.balance_batch,
-            trainer.placement.device_fraction,
-            per_node,
-        )
+        spec = _pool_spec(plan, name, size, logs)
         if name == plan.rollout_pool:
             from rlctl.runtime.cluster.engine_group import EnginePool
 
@@ -86,3 +70,23 @@ def open_ray_pools(
         if address_of(ray_kwargs.ray_init) is not None:  # else the session ends it
             stack.callback(pool.close)
     return Pools(workers, engines, judges)
+
+
+def _pool_spec(plan: Plan, name: str, size: int, logs: Path) -> PoolSpec:
+    trainer = plan.config.trainer
+    log_path = (logs / f"{name}.log").absolute()
+    device = plan.device_of(name)
+    # As many processes on each node, so that no group of ranks is divided between nodes.
+    per_node: tuple[int, ...] = ()
+    if trainer.nnodes > 1 and name not in (plan.rollout_pool, JUDGE_POOL):
+        per_node = (size // trainer.nnodes,) * trainer.nnodes
+    return PoolSpec(
+        name,
+        size,
+        replace(plan.first_rank, world_size=size, log_path=log_path, device=device),
+        trainer.timeouts.worker_start(plan.devices.kind),
+        call_limit(trainer.timeouts.call_s),
+        trainer.balance_batch,
+        trainer.placement.device_fraction,
+        per_node,
+    )

@@ -94,7 +94,8 @@ def test_python_programs_have_a_time_limit() -> None:
 def test_files_that_nothing_protects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_tool, "has_bubblewrap", lambda: False)
     without = (
-        "from rlctl.runtime.sandbox import limits, namespaces; limits._version = lambda: -1; "
+        "from rlctl.runtime.sandbox import process_limits, namespaces; "
+        "process_limits._version = lambda: -1; "
         "namespaces.enter_namespaces = lambda *_, **__: namespaces.Namespaces.NONE; "
     )
     start, end = python_tool._BOOT.split("from rlctl", 1)
