@@ -17,6 +17,8 @@ from tests.architecture.source import BENCHMARKS, FILES, ROOT, functions, name_o
 
 MAX_LINES_OF_A_FILE = 500
 MAX_LINES_OF_A_FUNCTION = 60
+MAX_UNPACKED_TUPLES = 3  # per 1,000 lines
+MAX_CONDITIONAL_EXPRESSIONS = 14
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper", "misc"}
 
@@ -122,6 +124,20 @@ def test_variables_of_loops_are_named_after_their_items():
         if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension)
     ]
     assert sum("each" in names for names in loops) <= 0.03 * len(loops)
+
+
+def test_a_line_has_one_thought() -> None:
+    """Per 1,000 lines: few tuples unpacked from tuples, and few conditional expressions."""
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in FILES)
+    found = [node for file in FILES for _, node in nodes(parsed(file))]
+    conditional = sum(isinstance(node, ast.IfExp) for node in found)
+    unpacked = sum(
+        isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple)
+        for node in found
+        if isinstance(node, ast.Assign)
+    )
+    assert 0 < 1000 * unpacked / lines <= MAX_UNPACKED_TUPLES
+    assert 0 < 1000 * conditional / lines <= MAX_CONDITIONAL_EXPRESSIONS
 
 
 def test_functions_are_short():
