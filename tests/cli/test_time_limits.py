@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import typer
 
+from rlctl.__main__ import main
 from rlctl.cli import time_limits
 from rlctl.cli.time_limits import Limits
 from rlctl.errors import UsageError
+from rlctl.runs.run_dir import RunDir
 
 
 @pytest.mark.parametrize(
@@ -102,3 +104,21 @@ def test_secrets_are_given_again_to_each_retry(
     with pytest.raises(typer.Exit):
         Limits(None, None, 1).supervise(["train", *overrides], tmp_path, False, overrides)
     assert calls == [["train", *overrides], ["resume", str(tmp_path), "+x.api_key=planted"]]
+
+
+def test_a_run_resumes_with_retries_from_within_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+
+    def supervise(_: Limits, words: list[str], folder: Path, *_rest: object) -> None:
+        assert words[:2] == ["resume", "."]
+        folders.append(folder)
+        raise typer.Exit(0)
+
+    run = RunDir.create(tmp_path, "p", "r", "ppo").path
+    monkeypatch.chdir(run)
+    monkeypatch.setattr(Limits, "supervise", supervise)
+    main(["resume", ".", "--retries", "1"])
+    main(["resume", ".", "--retries", "1", "--fork", "other"])
+    assert folders == [run, run.with_name("other")]

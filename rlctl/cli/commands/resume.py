@@ -121,7 +121,8 @@ def resume(
     if inline is None:
         inline = found.record is not None and "--inline" in found.record.command
     if retries:
-        folder = found.path.with_name(fork or found.path.name)
+        path = found.path.absolute()  # "." has no name
+        folder = path.with_name(fork or path.name)
         limits.supervise(["resume", str(found.path), *words], folder, inline, overrides or [])
     with until_start() as on_end:
         api.resume(
