@@ -111,11 +111,11 @@ class Worker:
         connection, remote = socket.socketpair()
         with remote, ExitStack() as stack:
             file = None if log is None else stack.enter_context(log.open("a+b", buffering=0))
-            boot = _BOOT
-            modules = json.dumps(sys.path)
-            if python:
-                boot = _BOOT_OTHER
-                modules = _PACKAGE
+            boot = _BOOT_OTHER
+            modules = _PACKAGE
+            if not python:
+                boot = _BOOT
+                modules = json.dumps(sys.path)
             arguments = [modules, str(remote.fileno()), str(os.getpid())]
             self.process = subprocess.Popen(
                 [python or sys.executable, "-u", "-c", boot, *arguments],
