@@ -143,6 +143,7 @@ def streamed(engines: TurnEngines, player: Player | None = None) -> Iterator[Str
         yield stream
     finally:
         stream.close()
+        stream._thread.join(WAIT_S)  # a slow machine needs longer than `close` waits
         assert not stream._thread.is_alive()
 
 
@@ -260,12 +261,13 @@ def test_close_waits_for_the_exchange_that_is_under_way() -> None:
 
 
 def test_close_gives_up_an_exchange_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlctl.runtime.generation.stream._CLOSE_S", 0.01)
     engines = Slow()
     with streamed(engines) as stream:
         stream.submit(prompts(10), seed=1)
         assert engines.has_work.wait(WAIT_S)
-        stream.close()
+        with monkeypatch.context() as patch:
+            patch.setattr("rlctl.runtime.generation.stream._CLOSE_S", 0.01)
+            stream.close()
         assert not engines.has_ended.is_set()
         engines.may_end.set()
 

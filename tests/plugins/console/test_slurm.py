@@ -234,3 +234,11 @@ def test_a_requeued_job_resumes_its_run(here: Path):
     process.communicate(timeout=120)
     assert (here / "ran").read_text() == "resume x\n"
     assert RunRecord.read(run.path / "run.json").state == "stopped"
+
+
+def test_a_run_that_ends_at_once_has_the_script(here: Path):
+    stand_in = here / "bin/python"
+    stand_in.write_text('#!/bin/sh\nmkdir "$RUN"; touch "$RUN/run.json" ' + f"{here}/ran\n")
+    process, run = job(here)
+    process.communicate(timeout=120)
+    assert (run / "slurm.sh").read_text() == "#!/bin/bash\n"

@@ -65,12 +65,12 @@ def main(folder: Path, task: str | None = None) -> int:
 
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, forward)
-    while process.poll() is None:
-        if _has_begun(run) and not (run / "slurm.sh").exists():
-            with suppress(OSError):
-                shutil.copy(script, run / "slurm.sh")
+    code = process.poll()
+    while code is None:
+        _keep_script(script, run)
         time.sleep(_POLL_S)
-    code = process.returncode
+        code = process.poll()
+    _keep_script(script, run)  # the run may have begun after the last poll
     if code < 0:
         code = 128 - code
     if received[:1] != [signal.SIGUSR1] or code not in REQUESTED_STOPS:
@@ -102,6 +102,13 @@ def release_sweep(path: Path) -> None:
 
 def _has_begun(path: Path) -> bool:
     return (path / RECORD_FILE).exists() or (path / SWEEP_FILE).exists()
+
+
+def _keep_script(script: Path, run: Path) -> None:
+    """Copy the job's script into the folder of its run, once there is one."""
+    if _has_begun(run) and not (run / "slurm.sh").exists():
+        with suppress(OSError):
+            shutil.copy(script, run / "slurm.sh")
 
 
 def _release(path: Path) -> None:
