@@ -144,12 +144,16 @@ def without_effect(one: Run, other: Run | None, keys: Collection[str]) -> list[s
 
 
 def _without_effect(run: Run, keys: Collection[str]) -> set[str]:
-    """Return those of `keys` that a run does not read; none if it is another's that names code."""
+    """Return those of `keys` that a run does not read.
+
+    None if it is another's that names code, if its file is damaged, or if its code fails.
+    """
     from rlctl.runtime.build import load_algorithm  # takes seconds
+    from rlctl.runtime.sandbox.user_code import report_errors
 
     settings = read_settings(run.path)
     given = {key: [Origin(settings[key], "", 3)] for key in keys if key in settings}
-    with suppress(RlctlError):
+    with suppress(RlctlError), report_errors("the settings cannot be read"):
         check(run.path)
         config = load_config(nested(settings))
         needs = load_algorithm(config, 1).needs

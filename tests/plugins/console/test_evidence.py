@@ -15,7 +15,9 @@ import yaml
 
 import rlctl as api
 from rlctl.plugins.console import evidence
+from rlctl.plugins.console.evidence_diff import without_effect
 from rlctl.runs.record import RunRecord
+from rlctl.runs.run import read_run
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.planning.equivalent_command import equivalent_command
 from tests.e2e.command import reproducible, rlctl
@@ -149,6 +151,12 @@ def test_two_runs_differ_in_settings(home: Path):
     assert (found["files"], found["patch"]) == ({}, "")
     assert "two runs need --diff" in rlctl("show", "a", "b", cwd=home, code=2).stderr
     shutil.rmtree(other)
+
+
+def test_a_damaged_configuration_has_no_keys_without_effect(tmp_path: Path):
+    run = RunDir.create(tmp_path, "p", "r", "ppo")
+    run.write_config("trainer: 3\ntrainer.seed: 4\n", {})
+    assert without_effect(read_run(run.path), None, ["trainer.seed"]) == []
 
 
 @pytest.mark.parametrize(
