@@ -12,7 +12,7 @@ WITH_VLLM = f"{ON_RAY} actor_rollout_ref.rollout.name=vllm"
 # The first is a text run with the engine `hf`, in one process, without tools, images or judges.
 MOST_LINES = {
     "train ppo --inline trainer.total_training_steps=1": 33_458,
-    ON_RAY: 35_956,  # of the controller
+    ON_RAY: 35_949,  # of the controller
     WITH_VLLM: 37_195,
     "--help": 1_376,
     "runs": 5_372,
