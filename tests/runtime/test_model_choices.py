@@ -1,4 +1,4 @@
-"""Model folders whose files ask for code or files from elsewhere."""
+"""Model folders whose files ask for code or files from elsewhere, and loading without output."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from transformers.models.mixtral.configuration_mixtral import MixtralConfig
+from transformers.utils.logging import enable_progress_bar
 
 from rlctl import quickstart
 from rlctl.errors import RlctlError
@@ -80,6 +81,15 @@ def test_the_attention_of_a_config_is_not_used(
     edit(folder / "config.json", {"attn_implementation": name})
     loaded = load_model(model_of(folder, init=init), "policy", torch.float32, 0)
     assert "rlctl" in str(loaded.config._attn_implementation)
+
+
+@pytest.mark.parametrize("init", ["auto", "random"])
+def test_loading_and_saving_print_no_progress_bar(
+    folder: Path, init: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    enable_progress_bar()
+    load_model(model_of(folder, init=init), "policy", torch.float32, 0).save_pretrained(tmp_path)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", ["sonicmoe", "deepgemm", "evil/experts"])

@@ -67,6 +67,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DTYPES |= {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
 
+@quiet_loading()
 def load_model(
     model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int, mapped: bool = False
 ) -> PreTrainedModel:
@@ -104,8 +105,7 @@ def load_model(
         from rlctl.runtime.batch.image_processor import processor_of
         from rlctl.runtime.model.vision import give_images
 
-        processor = processor_of(model.path, model.trust_remote_code)
-        if processor is not None:
+        if (processor := processor_of(model.path, model.trust_remote_code)) is not None:
             give_images(loaded, processor)
     use_onednn(loaded)
     return loaded
@@ -132,7 +132,7 @@ def _from_files(
         from rlctl.runtime.model.four_bit import four_bit_options
 
         options |= four_bit_options(dtype)
-    with quiet_loading(), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         both: Any = class_for(kind, config).from_pretrained(
             local(model.path),
