@@ -261,7 +261,7 @@ def measure(num_ranks: int, millions: int, num_steps: int) -> Row:
         begin, cpu, waited = time.perf_counter(), time.process_time(), WAITS[0]
         scored = algorithm.collect(prompts, roles, step)
         algorithm.learn(scored, roles, step)
-        rollout_metrics(scored, RESPONSE)
+        rollout_metrics(algorithm, RESPONSE, scored)
         length_metrics(scored, num_ranks)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - begin
         watch.end.set()

@@ -52,10 +52,10 @@ class CountingGroup(WeightGroup):
         self.sent += self.sent[begin:] * (part.count - 1)
         return num_bytes
 
-    def _take_turns(self, message: Bucket | int | None, own: int) -> Iterator[Bucket | int]:
+    def _take_turns(self, message: Bucket | int | None, number: int) -> Iterator[Bucket | int]:
         is_bucket = isinstance(message, Bucket)
         self._size = [len(message.header.to_json()), len(message.data)] if is_bucket else [-1, 0]
-        return super()._take_turns(message, own)
+        return super()._take_turns(message, number)
 
     def _gather(self, sizes: Tensor) -> list[list[int]]:
         self.sent.append(sizes.nbytes)
