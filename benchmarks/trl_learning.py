@@ -147,11 +147,12 @@ def _learn(path: str, rounds: int, threads: int, folder: Path) -> None:
         theirs: Any = AutoModelForCausalLM.from_pretrained(
             real_path(config.path), dtype=torch.float32
         )
-        before = measured(), accuracy(theirs, plan.tokenizer, validator.prompts)
+        held_out = validator.prompts.batch(range(len(validator.prompts)))
+        before = measured(), accuracy(theirs, plan.tokenizer, held_out)
         turns = Timed(step)
         more = {"max_completion_length": LONGEST}
         grpo_trainer(plan, theirs, rewarded, turns, rounds, folder, PASSES, more).train()
-        after = measured(), accuracy(theirs, plan.tokenizer, validator.prompts)
+        after = measured(), accuracy(theirs, plan.tokenizer, held_out)
         left = sum(turns.trl) - sum(turns.rlctl)
         further = 0
         while left > 0:
