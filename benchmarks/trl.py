@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,10 +32,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteriaList,
 from benchmarks.results import record
 from benchmarks.rollout import RowLimits
 from rlctl.recipes.compose import compose
+from rlctl.runtime.batch import Scored
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.launch import open_pools
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.rewards.gsm8k import score
+from rlctl.runtime.roles import Roles
 from rlctl.runtime.rollout.engine import Responses, RolloutEngine, SamplingParams
 from rlctl.runtime.workers.actor import ActorWorker
 
@@ -208,13 +212,10 @@ def grpo_trainer(
     )
 
 
-def compare(
-    kind: str, rounds: int, folder: Path, overrides: Sequence[str], passes: int = 1
-) -> list[tuple[Times, Times]]:
-    """Return the times of TRL and rlctl in each round, after one that does not count."""
-    limits = response_lengths(kind)
-    given = (*OVERRIDES, f"trainer.run_dir={folder}", *overrides)
-    plan = make_plan(compose("grpo", given), inline=True)
+@contextmanager
+def built(overrides: Sequence[str], folder: Path) -> Iterator[tuple[Plan, Roles]]:
+    """Build GRPO with `overrides` in this process, and yield its plan and roles."""
+    plan = make_plan(compose("grpo", overrides), inline=True)
     with (
         build_reward(plan.config, plan.tokenizer, plan.data_sources) as reward,
         open_pools(plan, folder, lambda _: None, lambda _kind, **_fields: None) as pools,
@@ -222,16 +223,31 @@ def compare(
         roles, _ = build_roles(
             plan.config, plan.algorithm, plan.tokenizer, pools, reward, lambda _: None
         )
+        yield plan, roles
+
+
+def take_step(plan: Plan, roles: Roles, number: int) -> Scored:
+    """Take a step of rlctl, and return its responses."""
+    scored = plan.algorithm.collect(plan.loader.batch_at(number), roles, number)
+    plan.algorithm.learn(scored, roles, number)
+    return scored
+
+
+def compare(
+    kind: str, rounds: int, folder: Path, overrides: Sequence[str], passes: int = 1
+) -> list[tuple[Times, Times]]:
+    """Return the times of TRL and rlctl in each round, after one that does not count."""
+    limits = response_lengths(kind)
+    given = (*OVERRIDES, f"trainer.run_dir={folder}", *overrides)
+    with built(given, folder) as (plan, roles):
         actor: Any = roles.actor
         assert isinstance(actor, ActorWorker)
         actor.engine = ForcedLengths(actor.engine, limits)  # type: ignore[assignment]
-        steps = iter(range(1, rounds + 2))
+        numbers = itertools.count(1)
 
         def step() -> None:
-            number = next(steps)
-            scored = plan.algorithm.collect(plan.loader.batch_at(number), roles, number)
+            scored = take_step(plan, roles, next(numbers))
             assert torch.equal(scored.response_ids.lengths, limits)
-            plan.algorithm.learn(scored, roles, number)
 
         turns = Turns(step)
         trl_trainer(plan, limits, turns, rounds + 1, folder, passes).train()

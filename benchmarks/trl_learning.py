@@ -24,12 +24,8 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from benchmarks.child import rlctl
 from benchmarks.results import record
-from benchmarks.trl import Step, grpo_trainer
+from benchmarks.trl import Step, built, grpo_trainer, take_step
 from rlctl.quickstart import real_path
-from rlctl.recipes.compose import compose
-from rlctl.runtime.build import build_reward, build_roles
-from rlctl.runtime.launch import open_pools
-from rlctl.runtime.planning.plan import make_plan
 from rlctl.runtime.training.validation import Validator
 
 PROMPTS = 8
@@ -113,24 +109,15 @@ def _learn(path: str, rounds: int, threads: int, folder: Path) -> None:
         f"trainer.run_dir={folder}",
         f"trainer.num_threads={threads}",
     )
-    plan = make_plan(compose("grpo", given), inline=True)
-    with (
-        build_reward(plan.config, plan.tokenizer, plan.data_sources) as reward,
-        open_pools(plan, folder, lambda _: None, lambda _kind, **_fields: None) as pools,
-    ):
-        roles, _ = build_roles(
-            plan.config, plan.algorithm, plan.tokenizer, pools, reward, lambda _: None
-        )
+    with built(given, folder) as (plan, roles):
         assert isinstance(plan.validator, Validator)
         validator = plan.validator
         scores: dict[str, list[float]] = {"rlctl": [], "TRL": []}
         numbers = itertools.count(1)
 
         def step() -> None:
-            number = next(numbers)
-            scored = plan.algorithm.collect(plan.loader.batch_at(number), roles, number)
+            scored = take_step(plan, roles, next(numbers))
             scores["rlctl"].append(float(scored.scores.mean()))
-            plan.algorithm.learn(scored, roles, number)
 
         def rewarded(completions: Any, ground_truth: Any, **_: object) -> list[float]:
             pairs = zip(completions, ground_truth, strict=True)
