@@ -70,17 +70,18 @@ def read_files(
     paths: Sequence[Path], data: schema.Data, tokenizer: PreTrainedTokenizerBase, skips: bool
 ) -> list[Path]:
     """Return files of the rows that the reader `data.reader` makes of each of `paths`."""
-    return [_read(path, data, tokenizer, skips) for path in paths]
+    reader = load_reader(data)
+    return [_read(reader, Source(existing_file(path), tokenizer, data, skips)) for path in paths]
 
 
-def reader_rows(
-    path: Path, data: schema.Data, tokenizer: PreTrainedTokenizerBase, skips: bool
-) -> Iterator[PromptRow | None]:
-    """Return the rows that the reader `data.reader` makes of a file; None for one too long."""
-    name = str(data.reader)
-    params = data.reader_params
-    reader: Reader = load_with_params("readers", name, params, "data.reader_params")
-    made = reader(Source(existing_file(path), tokenizer, data, skips))
+def load_reader(data: schema.Data) -> Reader:
+    """Return the reader `data.reader` with its settings."""
+    return load_with_params("readers", str(data.reader), data.reader_params, "data.reader_params")
+
+
+def reader_rows(reader: Reader, source: Source) -> Iterator[PromptRow | None]:
+    """Return the rows that a reader makes of a file; None for one too long."""
+    made = reader(source)
     check_result(reader, isinstance(made, Iterator), made, "an iterator of rows")
     return made
 
@@ -98,9 +99,10 @@ def learned_tokens(row: PromptRow) -> tuple[list[int], list[int]] | None:
     return ids[:end], mask[:end]
 
 
-def _read(path: Path, data: schema.Data, tokenizer: PreTrainedTokenizerBase, skips: bool) -> Path:
-    path = existing_file(path)
-    rows = list(reader_rows(path, data, tokenizer, skips))
+def _read(reader: Reader, source: Source) -> Path:
+    path = source.path
+    data = source.data
+    rows = list(reader_rows(reader, source))
     usable = [row for row in rows if row is not None]
     if len(usable) < len(rows):
         LOG.warning("%s: %d too long rows left out", path, len(rows) - len(usable))

@@ -56,14 +56,16 @@ def show(
         hint = "data.reader=chats, or data.custom_cls.path and data.custom_cls.name"
         raise UsageError("settings of `rlctl data show` choose a reader", hint=hint)
     from rlctl.cli.views.samples import finite, print_row, row_entry
+    from rlctl.data_prep.rows import existing_file
     from rlctl.runtime.data import quickstart
-    from rlctl.runtime.data.readers import learned_tokens, reader_rows
+    from rlctl.runtime.data.readers import Source, learned_tokens, load_reader, reader_rows
     from rlctl.runtime.data.tokenizer import tokenizer_of
     from rlctl.runtime.planning.model_paths import with_models
 
     with quickstart.readable(with_models(config)) as ready:
         tokenizer: Any = tokenizer_of(ready.actor_rollout_ref.model)
-        rows = reader_rows(file, ready.data, tokenizer, skips=ready.data.skip_invalid)
+        source = Source(existing_file(file), tokenizer, ready.data, ready.data.skip_invalid)
+        rows = reader_rows(load_reader(ready.data), source)
         shown = list(islice(rows, start, start + count))
     if not shown:
         raise UsageError(f"--start {start} is past the last row", where=str(file))
