@@ -54,7 +54,7 @@ PLACES = {
     "runtime/batch/image_processor.py:_auto": None,
     "runtime/build.py:load_algorithm": "algorithms",
     "plugins/objectives/dataset_class.py:dataset_class": "readers",
-    "runtime/data/readers.py:reader_rows": "readers",
+    "runtime/data/readers.py:load_reader": "readers",
     "runtime/build.py:role_plugin": None,
     "runtime/data/samplers.py:from_config": "samplers",
     "runtime/generation/generators.py:open_generator": "generators",
