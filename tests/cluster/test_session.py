@@ -74,6 +74,16 @@ def listening() -> dict[str, set[str]]:
     return found
 
 
+def in_this_group() -> set[str]:
+    """Return the names of this process's children that get a signal to its process group."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has exited
+            if os.getpgid(process.pid) == os.getpgid(0):
+                found.add(process.name())
+    return found
+
+
 def _listening(_: RankInfo) -> set[str]:
     return set().union(*listening().values())
 
@@ -231,6 +241,7 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
                 for word in words_of(each.pid)
             }
             assert not [word for word in scripts if word.endswith(("/dashboard.py", "monitor.py"))]
+            assert not {"gcs_server", "raylet"} & in_this_group(), "a signal to it would end them"
             assert set().union(*addresses.values()) == {"127.0.0.1"}, addresses
             gcs = ray.get_runtime_context().gcs_address
             with (

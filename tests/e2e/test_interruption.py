@@ -124,7 +124,7 @@ def test_stop_saves_the_last_finished_step(
     hangs = tmp_path / "hangs"
     wait_until(lambda: hangs.exists() or process.poll() is not None, process.pid, "the hang")
     assert process.poll() is None, process.communicate()
-    os.kill(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)  # like `timeout`
     _, talk = process.communicate(timeout=120)  # the call hangs for 600 s
     assert process.returncode == 143, talk
     assert "Traceback" not in talk

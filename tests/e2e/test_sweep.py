@@ -189,7 +189,10 @@ def interrupt(words: list[str], cwd: Path, run: Path, number: int, code: int) ->
     marker = f"{os.getpid()}-sweep-{number}"
     process = start(*words, cwd=cwd, marker=marker)
     wait_for_steps(process, run, 2)
-    os.kill(process.pid, number)
+    if number == signal.SIGKILL:
+        os.kill(process.pid, number)
+    else:
+        os.killpg(process.pid, number)  # like a terminal
     _, output = process.communicate(timeout=600)
     assert process.returncode == code, output
     wait_until_gone(marker)

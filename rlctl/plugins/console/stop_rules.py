@@ -134,7 +134,8 @@ class NoGain:
                 since = 0
         if since < self.patience:
             return None
-        return f"the last {since} values are not better than {sign * best:.4g}"
+        latest = "the last value is" if since == 1 else f"the last {since} values are"
+        return f"{latest} not better than {sign * best:.4g}"
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,9 @@ class PairRows(Scored):
 
         Its value is that of the pair losses, and its count the number of pairs.
         """
-        return Loss(weighted + self.constants.sum(), float(self.counts.sum()), {})
+        total = weighted + self.constants.sum()
+        count = float(self.counts.sum())
+        return Loss(total, count, {"train/loss": Mean(float(total.detach()), count)})
 
 
 P = TypeVar("P", bound=PairParams)

@@ -60,6 +60,24 @@ def _patch_ray(
         setattr(module, name, replacement)
 
 
+@contextmanager
+def in_other_group() -> Iterator[None]:
+    """Let `ray.init` in the block start its daemons in process groups of their own.
+
+    A signal to this process's group, such as that of `timeout` or of a terminal that closes, then
+    reaches only this process, which still needs the cluster to save. Where the kernel does not end
+    daemons with this process, Ray ends them by their group, which remains.
+    """
+    with ExitStack() as patches:
+        with suppress(ImportError, AttributeError):
+            from ray._private import services, utils
+
+            if utils.detect_fate_sharing_support():
+                patches.callback(setattr, services, "ConsolePopen", services.ConsolePopen)
+                services.ConsolePopen = partial(services.ConsolePopen, process_group=0)
+        yield
+
+
 def _await_node(
     get_node: Callable[..., Any], timeout_s: float, given_up: threading.Event, *node: Any
 ) -> Any:

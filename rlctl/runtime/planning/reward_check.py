@@ -108,6 +108,8 @@ def _try_reward(pool: RewardPool, file: str, rows: Sequence[PromptRow]) -> set[s
             break
         if any(result.error is None for result in report.results):
             return set(report.components())
+    if any(traits.limits_requests for traits in pool.traits.values()):
+        hint += "start the server that it asks, or change its address in reward.params; "
     raise ConfigError(
         f"the reward function fails on all of the first {len(rows)} rows of "
         f"{rows[0].data_source!r}: {first_error}",

@@ -207,7 +207,7 @@ class Stopping:
         self._number = number
         self.log(
             f"{why}: finishing the step and saving, or giving it up and saving the one before if "
-            "it has changed no weights yet; a second signal interrupts at once"
+            "it has changed no weights yet; the next signal interrupts at once"
         )
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, min(_AGAIN_S, self.deadline_s))
@@ -235,7 +235,7 @@ class Stopping:
                 raise Terminated(signal.SIGTERM)
             raise self.error()
         else:
-            self.log("still finishing the step or saving; a second signal interrupts at once")
+            self.log("still finishing the step or saving; the next signal interrupts at once")
             INTERRUPTS.expire()
 
 

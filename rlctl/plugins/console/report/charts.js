@@ -6,7 +6,7 @@ const SECTIONS = [
   ["Learning", [
     { title: "Reward", unit: "mean score of the training responses", lines: [[["critic/score/mean"]]] },
     { title: "Validation", unit: "mean per data set", pattern: /^val-core\/.+\/mean@\d+$|^val\/loss$/, strip: "val-core/", points: true, alarms: ["validation_falls"] },
-    { title: "Training loss", unit: "nats a token", lines: [[["train/loss"]]] },
+    { title: "Training loss", unit: "nats a token, or of a pair", lines: [[["train/loss"]]] },
     { title: "KL to the reference", unit: "nats a token", lines: [[["actor/reward_kl_penalty", "actor/kl_loss"]]], alarms: ["kl"] },
     { title: "Entropy", unit: "nats a token", lines: [[["actor/entropy"]]], zero: true, alarms: ["entropy_collapse"] },
     { title: "Response length", unit: "tokens", lines: [[["response_length/mean"], "mean", "solid"], [["response_length/max"], "longest", "dot"]],
