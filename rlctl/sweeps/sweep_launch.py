@@ -151,6 +151,7 @@ def _run(sweep: SweepDir, config: schema.Config, axes: Sequence[Axis], view: Vie
         except BaseException:
             log.info("stopping all runs")
             scheduler.stop()
+            log.info("`rlctl resume %s` continues its unfinished trials", sweep.record.name)
             raise
         raise_if_none_finished(study)
     return sweep

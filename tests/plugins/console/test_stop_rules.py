@@ -84,6 +84,22 @@ def test_hours_count_all_attempts(run: RunDir):
 
 
 @pytest.mark.parametrize(
+    ("patience", "message"),
+    [
+        (1, "the last value is not better than 0.6"),
+        (2, "the last 2 values are not better than 0.6"),
+    ],
+)
+def test_values_without_a_gain_are_counted(patience: int, message: str, run: RunDir):
+    run.metrics.unlink(missing_ok=True)
+    listener = StopRules(RunDir(run.path), config(f"no_gain({ACC}, {patience})"))
+    ends = [listener.on_step(step, {ACC: 0.6}) for step in range(1, patience + 2)]
+    assert ends == [None] * patience + [
+        f"trainer.stop_when has no_gain({ACC}, {patience}): {message}"
+    ]
+
+
+@pytest.mark.parametrize(
     ("rule", "message"),
     [
         ("alarm(entrpy_collapse)", "there is no alarm 'entrpy_collapse'"),

@@ -91,6 +91,7 @@ def test_losses_and_coefficients_equal_an_independent_loop(name: str) -> None:
     loss = pair_loss(now.values, rows)
     assert float(loss.total) == pytest.approx(total, abs=1e-5)
     assert loss.count == 3
+    assert loss.metrics["train/loss"].value == pytest.approx(total / 3, abs=1e-5)
     shown = {key: value.value for key, value in metrics.items()}
     beta = params.beta
     assert shown["pairs/loss"] == pytest.approx(total / 3, abs=1e-6)

@@ -74,6 +74,7 @@ def test_training_reports_pairs_and_exports_a_classifier(root: Path) -> None:
     }
     for row in rows:
         assert row["reward_model/pair_loss"] == pytest.approx(row["reward_model/loss"], rel=1e-4)
+        assert row["train/loss"] == pytest.approx(row["reward_model/loss"], rel=1e-4)
         assert 0 <= row["reward_model/accuracy"] <= 1
         for phase in ("rm_scores", "update_rm"):
             assert 0 < row[f"timing_s/{phase}"] < row["timing_s/step"]
