@@ -134,7 +134,7 @@ def line(curves: list[Curve]) -> Line:
 def pretrained(folder: Path) -> list[str]:
     """Write the sums that the recipe reads; return the settings of its model."""
     if not (folder / "data" / "sums").exists():
-        rows = ("--level", "0", "--train", "303", "--val", "96")
+        rows = ("--level", "0", "--train", "304", "--val", "96")
         rlctl(folder, "prep", "arithmetic", *rows, "--out", "data/sums")
     return [f"actor_rollout_ref.model.path={gguf_file()}"]
 

@@ -1,7 +1,7 @@
 """Sums of two numbers, answered by the number alone: level 0 of `rlctl prep arithmetic`.
 
-One example before the question shows the form, so that a small chat model answers in it. The prompt
-is short, because its tokens are most of those that a step computes.
+The prompt has the beginning of the assistant's message, `3 + 4 =`, which texts of a model's
+pretraining continue by the sum. It is short: most tokens that a step computes are the prompts'.
 """
 
 from __future__ import annotations
@@ -16,13 +16,6 @@ from rlctl.errors import UsageError
 
 DATA_SOURCE = "rlctl/sums"
 LARGEST = 20
-_QUESTION = "{} + {} ="
-_EXAMPLE = (6, 11)
-_CHAT = [
-    {"role": "system", "content": "Add."},
-    {"role": "user", "content": _QUESTION.format(*_EXAMPLE)},
-    {"role": "assistant", "content": str(sum(_EXAMPLE))},
-]
 
 
 def sums(
@@ -32,11 +25,11 @@ def sums(
 
     Raises UsageError if they are more than the sums that there are.
     """
-    pairs = [pair for pair in product(range(1, LARGEST + 1), repeat=2) if pair != _EXAMPLE]
+    pairs = list(product(range(1, LARGEST + 1), repeat=2))
     if num_train + num_val > len(pairs):
         raise UsageError(
             f"level 0 has {len(pairs)} different problems, requested {num_train + num_val}",
-            hint="such as --train 303 --val 96, or use a higher --level",
+            hint="such as --train 304 --val 96, or use a higher --level",
         )
     random.Random(seed).shuffle(pairs)
     chosen = {"train": pairs[:num_train], "val": pairs[num_train : num_train + num_val]}
@@ -47,11 +40,15 @@ def sums(
 
 
 def _row(split: str, index: int, first: int, second: int) -> PromptRow:
-    question = _QUESTION.format(first, second)
+    question = f"{first} + {second}"
     truth = str(first + second)
     return PromptRow(
         data_source=DATA_SOURCE,
-        prompt=[*_CHAT, {"role": "user", "content": question}],
+        prompt=[
+            {"role": "system", "content": "Add."},
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": f"{question} ="},
+        ],
         ground_truth=truth,
         ability="math",
         style="rule",

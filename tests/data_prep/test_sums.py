@@ -1,4 +1,4 @@
-"""Level 0 of `rlctl prep arithmetic`: sums after an example."""
+"""Level 0 of `rlctl prep arithmetic`: sums that the assistant's message begins with."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from rlctl.data_prep.rows import read_rows, write_rows
 from rlctl.errors import UsageError
 from rlctl.runtime.rewards.same_text import score
 
-GIVEN = ArithmeticParams(train=303, val=96, level=0)
+GIVEN = ArithmeticParams(train=304, val=96, level=0)
 
 
-def test_rows_are_all_sums_once_and_none_is_an_example(tmp_path: Path) -> None:
+def test_rows_are_all_sums_once(tmp_path: Path) -> None:
     splits = arithmetic(GIVEN)
-    assert {split: len(rows) for split, rows in splits.items()} == {"train": 303, "val": 96}
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 304, "val": 96}
     rows = [*splits["train"], *splits["val"]]
     asked = [each.prompt[-1]["content"] for each in rows]
     for question, each in zip(asked, rows, strict=True):
         first, second = map(int, re.findall(r"\d+", question))
         assert 1 <= min(first, second) <= max(first, second) <= 20
         assert each.ground_truth == each.extra_info["answer"] == str(first + second)
-        assert [turn["role"] for turn in each.prompt] == ["system", "user", "assistant", "user"]
-    shown = {turn["content"] for turn in rows[0].prompt[:-1]}
-    assert len(set(asked)) == 399
-    assert not shown & set(asked)
+        assert [turn["role"] for turn in each.prompt] == ["system", "user", "assistant"]
+        assert question == f"{each.prompt[1]['content']} ="
+    assert len(set(asked)) == 400
     write_rows(tmp_path / "rows.parquet", rows)
     assert [*read_rows(tmp_path / "rows.parquet")] == rows
 
@@ -37,12 +36,13 @@ def test_the_seed_decides_and_the_number_alone_is_right() -> None:
     other = arithmetic(GIVEN.model_copy(update={"seed": 1}))
     assert other["val"] != arithmetic(GIVEN)["val"]
     row = other["val"][0]
-    for text, expected in ((f" {row.ground_truth}\n", 1.0), (f"It is {row.ground_truth}.", 0.0)):
-        assert score(row.data_source, text, row.ground_truth)["score"] == expected
+    truth = row.ground_truth
+    for text, expected in ((f" {truth}\n", 1.0), (f"{truth}.", 1.0), (f"It is {truth}.", 0.0)):
+        assert score(row.data_source, text, truth)["score"] == expected
 
 
 def test_more_rows_than_sums_are_refused() -> None:
-    with pytest.raises(UsageError, match="level 0 has 399 different problems, requested 400"):
+    with pytest.raises(UsageError, match="level 0 has 400 different problems, requested 401"):
         arithmetic(GIVEN.model_copy(update={"val": 97}))
 
 

@@ -93,23 +93,21 @@ def _try_reward(pool: RewardPool, file: str, rows: Sequence[PromptRow]) -> set[s
     They are rows of one data source.
     """
     first_error = None
-    hint = ""
+    asks = any(traits.limits_requests for traits in pool.traits.values())
+    hint = "start the server that it asks, or change its address in reward.params; " if asks else ""
     # Functions that score groups compare two responses.
     times = 2 if any(traits.scores_groups for traits in pool.traits.values()) else 1
     for part in (rows[:1], rows[1:]):
         calls = [(group, row) for group, row in enumerate(part) for _ in range(times)]
         truths = [str(row.ground_truth) for _, row in calls]
-        groups = [group for group, _ in calls]
-        report = pool.score([row for _, row in calls], truths, groups=groups)
+        report = pool.score([row for _, row in calls], truths, groups=[group for group, _ in calls])
         first_error = first_error or report.first_error
         if report.first_timed_out:
-            hint = f"{TIMEOUT_HINT}; "
+            hint += f"{TIMEOUT_HINT}; "
         if report.num_timeouts == len(calls) > 0:
             break
         if any(result.error is None for result in report.results):
             return set(report.components())
-    if any(traits.limits_requests for traits in pool.traits.values()):
-        hint += "start the server that it asks, or change its address in reward.params; "
     raise ConfigError(
         f"the reward function fails on all of the first {len(rows)} rows of "
         f"{rows[0].data_source!r}: {first_error}",

@@ -1,4 +1,4 @@
-"""Scorer of short answers: 1 if the response is the ground truth, apart from case and spaces."""
+"""Scorer of short answers: 1 if the response is the truth apart from case, spaces, final period."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def score(
 ) -> dict[str, Any]:
     """Return the score, 1.0 for the answer `ground_truth`, else 0.0, and the answer."""
     del data_source, extra_info
-    answer = " ".join(solution_str.split())
+    answer = " ".join(solution_str.split()).removesuffix(".")
     return {"score": float(answer.lower() == str(ground_truth).lower()), "pred": answer}

@@ -197,11 +197,10 @@ class Learner:
             reset_gradients(self.model)
             is_first = self.rank_info.rank == 0
             metrics.append({f"{self.name}/empty_mini_batches": Sum(float(is_first))})
-        seconds = time.perf_counter() - begin
         if self.rank_info.device == "cuda":
             from rlctl.runtime.workers.device_usage import usage_of_update
 
-            metrics += usage_of_update(self, batch, seconds)
+            metrics += usage_of_update(self, batch, time.perf_counter() - begin)
         parts = [loss.values for loss in losses if loss.values is not None]
         if len(parts) < len(losses):
             return merge(metrics), None
