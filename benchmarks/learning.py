@@ -1,12 +1,14 @@
 """Learning curves of shipped recipes: validation accuracy for several seeds.
 
     python -m benchmarks.learning [RECIPE ...] [--seeds 1 2 3] [--test-freq 10] [--run-dir DIR]
-    python -m benchmarks.learning sums_smollm --threads 2 --plot FILE.svg
+    python -m benchmarks.learning sums_smollm --threads 2 --test-freq 4 --plot FILE.svg
+    python -m benchmarks.learning gsm8k_format_smollm --gsm8k DIR
 
 Each run is the shipped recipe in one process with one thread. Those in `GAINS` must gain what it
 says, in percentage points, and those in `REACHED` must end with the accuracy that it says;
-otherwise the exit code is 1. Alarms of a run are printed. `sums_smollm` downloads its model from
-the package index. The plot has mean and extremes of the seeds.
+otherwise the exit code is 1. Alarms of a run are printed. `sums_smollm` and
+`gsm8k_format_smollm` download their model from the package index; DIR has GSM8K's official
+train.jsonl. The plot has mean and extremes of the seeds.
 """
 
 from __future__ import annotations
@@ -30,8 +32,13 @@ GAINS = {
     "dpo": 20.0,
     "distill": 60.0,
 }
-REACHED = {"rm": 90.0, "sums_smollm": 60.0}  # in percent of held-out rows
-PRETRAINED = ("sums_smollm",)  # recipes for a model of the package index
+REACHED = {
+    "rm": 90.0,
+    "sums_smollm": 90.0,
+    "gsm8k_format_smollm": 90.0,
+}  # in percent of held-out rows
+PRETRAINED = ("sums_smollm", "gsm8k_format_smollm")  # recipes for a model of the package index
+ONE_LINE = "Answer in one line, and end it with #### and the number."
 
 TAUGHT = ("distill",)  # recipes that need a teacher
 SCORED = ("ppo_reward_model",)  # recipes that need a reward model
@@ -69,8 +76,11 @@ def main() -> int:
     parser.add_argument("--test-freq", type=int, default=10)
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--gsm8k", type=Path, help="folder with GSM8K's train.jsonl")
     parser.add_argument("--plot", type=Path, help="SVG file")
     wanted = parser.parse_args()
+    if "gsm8k_format_smollm" in wanted.recipes and wanted.gsm8k is None:
+        parser.error("gsm8k_format_smollm needs --gsm8k DIR")
     missed: list[str] = []
     curves: dict[str, list[Curve]] = {}
     with tempfile.TemporaryDirectory(prefix="rlctl-learning-") as scratch:
@@ -78,6 +88,8 @@ def main() -> int:
             for seed in wanted.seeds:
                 folder = wanted.run_dir or Path(scratch)
                 folder.mkdir(parents=True, exist_ok=True)
+                if recipe in PRETRAINED:
+                    write_rows_of(recipe, folder, wanted.gsm8k)
                 curve = train(recipe, seed, wanted.test_freq, folder, wanted.threads)
                 curves.setdefault(recipe, []).append(curve)
                 values = " | ".join(f"{each:.1f}" for each in curve.accuracy.values())
@@ -108,7 +120,7 @@ def train(recipe: str, seed: int, test_freq: int, folder: Path, num_threads: int
     if recipe in SCORED:
         more.append(f"reward.reward_model.model.path={reward_model(folder, seed)}")
     if recipe in PRETRAINED:
-        more += pretrained(folder)
+        more.append(f"actor_rollout_ref.model.path={gguf_file()}")
     usage = rlctl(
         folder,
         *("train", "ppo" if recipe == "ppo" else "grpo", "--recipe", recipe, "--inline"),
@@ -131,12 +143,18 @@ def line(curves: list[Curve]) -> Line:
     return Line([(step, min(y), statistics.fmean(y), max(y)) for step, y in values.items()])
 
 
-def pretrained(folder: Path) -> list[str]:
-    """Write the sums that the recipe reads; return the settings of its model."""
-    if not (folder / "data" / "sums").exists():
-        rows = ("--level", "0", "--train", "304", "--val", "96")
-        rlctl(folder, "prep", "arithmetic", *rows, "--out", "data/sums")
-    return [f"actor_rollout_ref.model.path={gguf_file()}"]
+def write_rows_of(recipe: str, folder: Path, gsm8k: Path | None) -> None:
+    """Write the rows that a recipe for a pretrained model reads, if they are missing."""
+    out = folder / "data" / recipe.removesuffix("_smollm")
+    if out.exists():
+        return
+    if recipe == "sums_smollm":
+        words = ["arithmetic", "--level", "0", "--train", "304", "--val", "96"]
+    else:
+        assert gsm8k is not None, "an option of this recipe"
+        words = ["jsonl", str((gsm8k / "train.jsonl").resolve()), "--prompt-key", "question"]
+        words += ["--answer-key", "answer", "--val-fraction", "0.02", "--system", ONE_LINE]
+    rlctl(folder, "prep", *words, "--out", str(out.resolve()))
 
 
 def validated(rows: list[dict[str, float]], start: str, end: str) -> dict[int, float]:
