@@ -149,7 +149,7 @@ def write_rows_of(recipe: str, folder: Path, gsm8k: Path | None) -> None:
     if out.exists():
         return
     if recipe == "sums_smollm":
-        words = ["arithmetic", "--level", "0", "--train", "304", "--val", "96"]
+        words = ["arithmetic", "--level", "0", "--train", "529", "--val", "96"]
     else:
         assert gsm8k is not None, "an option of this recipe"
         words = ["jsonl", str((gsm8k / "train.jsonl").resolve()), "--prompt-key", "question"]

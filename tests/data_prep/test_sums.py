@@ -12,21 +12,22 @@ from rlctl.data_prep.rows import read_rows, write_rows
 from rlctl.errors import UsageError
 from rlctl.runtime.rewards.same_text import score
 
-GIVEN = ArithmeticParams(train=304, val=96, level=0)
+GIVEN = ArithmeticParams(train=529, val=96, level=0)
 
 
 def test_rows_are_all_sums_once(tmp_path: Path) -> None:
     splits = arithmetic(GIVEN)
-    assert {split: len(rows) for split, rows in splits.items()} == {"train": 304, "val": 96}
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 529, "val": 96}
     rows = [*splits["train"], *splits["val"]]
     asked = [each.prompt[-1]["content"] for each in rows]
     for question, each in zip(asked, rows, strict=True):
         first, second = map(int, re.findall(r"\d+", question))
-        assert 1 <= min(first, second) <= max(first, second) <= 20
+        largest = 20 if each.extra_info["split"] == "val" else 25
+        assert 1 <= min(first, second) <= max(first, second) <= largest
         assert each.ground_truth == each.extra_info["answer"] == str(first + second)
         assert [turn["role"] for turn in each.prompt] == ["system", "user", "assistant"]
         assert question == f"{each.prompt[1]['content']} ="
-    assert len(set(asked)) == 400
+    assert len(set(asked)) == 625
     write_rows(tmp_path / "rows.parquet", rows)
     assert [*read_rows(tmp_path / "rows.parquet")] == rows
 
@@ -41,9 +42,12 @@ def test_the_seed_decides_and_the_number_alone_is_right() -> None:
         assert score(row.data_source, text, truth)["score"] == expected
 
 
-def test_more_rows_than_sums_are_refused() -> None:
-    with pytest.raises(UsageError, match="level 0 has 400 different problems, requested 401"):
-        arithmetic(GIVEN.model_copy(update={"val": 97}))
+@pytest.mark.parametrize(("train", "val"), [(529, 97), (1, 401)])
+def test_more_rows_than_sums_are_refused(train: int, val: int) -> None:
+    given = GIVEN.model_copy(update={"train": train, "val": val})
+    message = f"400 problems for validation, and 625 .* requested {val} and {train + val}"
+    with pytest.raises(UsageError, match=message):
+        arithmetic(given)
 
 
 def test_rows_may_be_episodes() -> None:
