@@ -3,8 +3,8 @@
     /tmp/trl/bin/python -m benchmarks.trl --model FILE.gguf [--rounds 20] [--threads 1]
 
 See `benchmarks.trl` for the environment. Both take turns in one process, without Ray, KL and
-dynamic sampling, from the same weights and rows: 8 prompts of two examples and a sum with 8
-responses each, one update a step, reward 1 for the right number alone. The accuracy is that of 96
+dynamic sampling, from the same weights and rows: 8 prompts of a sum with 8 responses
+each, one update a step, reward 1 for the right number alone. The accuracy is that of 96
 held-out sums, decoded greedily by transformers: before, after equal steps, and of rlctl after the
 time that TRL took for them (equal minutes). The first round warms up and is not timed.
 """
@@ -73,6 +73,11 @@ class Timed(TrainerCallback):
         )
 
 
+def answer(text: str) -> str:
+    """Return a response as the scorer of sums compares it."""
+    return " ".join(text.split()).removesuffix(".")
+
+
 def accuracy(model: Any, tokenizer: Any, prompts: Any) -> float:
     """Return the share of `prompts` answered by the right number alone, in percent."""
     right = 0
@@ -86,7 +91,7 @@ def accuracy(model: Any, tokenizer: Any, prompts: Any) -> float:
                 do_sample=False,
             )
         text = tokenizer.decode(whole[0, len(ids) :], skip_special_tokens=True)
-        right += " ".join(text.split()) == row.ground_truth
+        right += answer(text) == row.ground_truth
     model.train()
     return 100 * right / len(prompts.rows)
 
@@ -95,7 +100,7 @@ def learn(model: str, rounds: int, threads: int) -> None:
     """Train both for `rounds` steps, then rlctl for the rest of TRL's time, and print."""
     with tempfile.TemporaryDirectory(prefix="rlctl-trl-") as scratch:
         folder = Path(scratch)
-        rows = ("--level", "0", "--train", "303", "--val", "96")
+        rows = ("--level", "0", "--train", "529", "--val", "96")
         rlctl(folder, "prep", "arithmetic", *rows, "--out", "sums")
         _learn(model, rounds, threads, folder)
 
@@ -120,8 +125,10 @@ def _learn(path: str, rounds: int, threads: int, folder: Path) -> None:
             scores["rlctl"].append(float(scored.scores.mean()))
 
         def rewarded(completions: Any, ground_truth: Any, **_: object) -> list[float]:
-            pairs = zip(completions, ground_truth, strict=True)
-            values = [float(each[0]["content"].split() == [truth]) for each, truth in pairs]
+            # TRL's message begins with the text of the prompt that it continues: `3 + 4 =`.
+            texts = (each[0]["content"].partition("=")[2] for each in completions)
+            pairs = zip(texts, ground_truth, strict=True)
+            values = [float(answer(text) == truth) for text, truth in pairs]
             scores["TRL"].append(statistics.fmean(values))
             return values
 
