@@ -2,12 +2,12 @@
 
     python -m benchmarks.learning [RECIPE ...] [--seeds 1 2 3] [--test-freq 10] [--run-dir DIR]
     python -m benchmarks.learning sums_smollm --threads 2 --test-freq 4 --plot FILE.svg
-    python -m benchmarks.learning gsm8k_format_smollm --gsm8k DIR
+    python -m benchmarks.learning format_smollm --gsm8k DIR
 
 Each run is the shipped recipe in one process with one thread. Those in `GAINS` must gain what it
 says, in percentage points, and those in `REACHED` must end with the accuracy that it says;
 otherwise the exit code is 1. Alarms of a run are printed. `sums_smollm` and
-`gsm8k_format_smollm` download their model from the package index; DIR has GSM8K's official
+`format_smollm` download their model from the package index; DIR has GSM8K's official
 train.jsonl. The plot has mean and extremes of the seeds.
 """
 
@@ -35,9 +35,9 @@ GAINS = {
 REACHED = {
     "rm": 90.0,
     "sums_smollm": 85.0,
-    "gsm8k_format_smollm": 90.0,
+    "format_smollm": 90.0,
 }  # in percent of held-out rows
-PRETRAINED = ("sums_smollm", "gsm8k_format_smollm")  # recipes for a model of the package index
+PRETRAINED = ("sums_smollm", "format_smollm")  # recipes for a model of the package index
 ONE_LINE = "Answer in one line, and end it with #### and the number."
 
 TAUGHT = ("distill",)  # recipes that need a teacher
@@ -79,8 +79,8 @@ def main() -> int:
     parser.add_argument("--gsm8k", type=Path, help="folder with GSM8K's train.jsonl")
     parser.add_argument("--plot", type=Path, help="SVG file")
     wanted = parser.parse_args()
-    if "gsm8k_format_smollm" in wanted.recipes and wanted.gsm8k is None:
-        parser.error("gsm8k_format_smollm needs --gsm8k DIR")
+    if "format_smollm" in wanted.recipes and wanted.gsm8k is None:
+        parser.error("format_smollm needs --gsm8k DIR")
     missed: list[str] = []
     curves: dict[str, list[Curve]] = {}
     with tempfile.TemporaryDirectory(prefix="rlctl-learning-") as scratch:
