@@ -21,61 +21,44 @@ _NEWEST_RAY = (2, 60)  # tested with these private names
 
 @contextmanager
 def fewer_daemons(
-    log_to_driver: bool, timeout_s: float, given_up: threading.Event
+    log_to_driver: bool, timeout_s: float, given_up: threading.Event, dashboard: bool = False
 ) -> Iterator[None]:
     """Let `ray.init` in the block start neither autoscaler nor dashboard nor idle log monitor.
 
-    Each is a Python process that spends 0.5 to 1 s on imports, and `ray.init` waits for the
-    dashboard's even if it is off. `ray.init` has no arguments for them. Ray's agent runs as in an
-    installation without dashboard. The log monitor sends what workers print to this process; it
-    starts with `log_to_driver`. Workers start by `setup_worker`. Ray would give a busy machine 30 s
-    to start its daemons; here they have `timeout_s`, or until `given_up`. A newer release of Ray
-    than the newest that was tested starts all of them.
+    Each spends 0.5 to 1 s on imports. The log monitor sends what workers print to this process; it
+    starts with `log_to_driver`, all of them with `dashboard`. Ray's other daemons have `timeout_s`,
+    or until `given_up`. A signal to the process group, as by `timeout` or a terminal that closes,
+    does not reach them: the run still saves. An untested newer release of Ray is left as it is.
     """
     with ExitStack() as patches:
         if Version(version("ray")).release[:2] <= _NEWEST_RAY:
             with suppress(ImportError, AttributeError):  # an older release may lack these names
-                _patch_ray(patches, log_to_driver, timeout_s, given_up)
+                given = log_to_driver, timeout_s, given_up, dashboard
+                for module, name, replacement in _changes(*given):
+                    patches.callback(setattr, module, name, getattr(module, name))
+                    setattr(module, name, replacement)
         yield
 
 
-def _patch_ray(
-    patches: ExitStack, log_to_driver: bool, timeout_s: float, given_up: threading.Event
-) -> None:
+def _changes(
+    log_to_driver: bool, timeout_s: float, given_up: threading.Event, dashboard: bool
+) -> Iterator[tuple[Any, str, Any]]:
     from ray._private import parameter, services, utils
 
+    if utils.detect_fate_sharing_support():  # elsewhere Ray ends its daemons by their group
+        yield services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)
+    if dashboard:
+        return
     settings: dict[str, Any] = {
         "no_monitor": True,
         "include_log_monitor": log_to_driver,
         "setup_worker_path": str(Path(__file__).with_name("setup_worker.py")),
     }
+    yield parameter, "RayParams", partial(parameter.RayParams, **settings)
+    yield services, "start_api_server", lambda *_, **__: (None, None)
     absent = ImportError("the dashboard is off")
-    for module, name, replacement in (
-        (parameter, "RayParams", partial(parameter.RayParams, **settings)),
-        (services, "start_api_server", lambda *_, **__: (None, None)),
-        (utils, "get_dashboard_dependency_error", lambda: absent),
-        (services, "get_node", partial(_await_node, services.get_node, timeout_s, given_up)),
-    ):
-        patches.callback(setattr, module, name, getattr(module, name))
-        setattr(module, name, replacement)
-
-
-@contextmanager
-def in_other_group() -> Iterator[None]:
-    """Let `ray.init` in the block start its daemons in process groups of their own.
-
-    A signal to this process's group, such as that of `timeout` or of a terminal that closes, then
-    reaches only this process, which still needs the cluster to save. Where the kernel does not end
-    daemons with this process, Ray ends them by their group, which remains.
-    """
-    with ExitStack() as patches:
-        with suppress(ImportError, AttributeError):
-            from ray._private import services, utils
-
-            if utils.detect_fate_sharing_support():
-                patches.callback(setattr, services, "ConsolePopen", services.ConsolePopen)
-                services.ConsolePopen = partial(services.ConsolePopen, process_group=0)
-        yield
+    yield utils, "get_dashboard_dependency_error", lambda: absent
+    yield services, "get_node", partial(_await_node, services.get_node, timeout_s, given_up)
 
 
 def _await_node(

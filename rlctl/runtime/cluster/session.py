@@ -20,7 +20,7 @@ from rlctl.errors import Terminated
 from rlctl.recipes import schema
 from rlctl.runtime import OPENMP_WAIT, SPIN_COUNT
 from rlctl.runtime.cluster import fork_server
-from rlctl.runtime.cluster.daemons import fewer_daemons, in_other_group
+from rlctl.runtime.cluster.daemons import fewer_daemons
 from rlctl.runtime.cluster.health import OnLost, RayHealth
 from rlctl.runtime.cluster.ray_access import (
     address_of,
@@ -163,10 +163,8 @@ class _Local:
         folder = stack.enter_context(session_folder())
         stack.callback(start.close)
         stack.enter_context(on_loopback())
-        stack.enter_context(in_other_group())
-        if not dashboard:
-            to_driver = self.options["log_to_driver"]
-            stack.enter_context(fewer_daemons(to_driver, self.timeout_s, start.given_up))
+        given = self.options["log_to_driver"], self.timeout_s, start.given_up, dashboard
+        stack.enter_context(fewer_daemons(*given))
         start.run(self._options(folder, dashboard), folder, self.timeout_s)
 
     def _options(self, folder: Path, dashboard: bool) -> dict[str, Any]:
