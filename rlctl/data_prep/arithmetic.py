@@ -113,7 +113,7 @@ class ArithmeticParams(ToolsParams):
     seed: int = Field(default=0, description="The same seed makes the same files.")
     level: int = Field(
         default=2,
-        description="0: sums of two numbers to 20, 399 in all. 1: one or two steps, numbers to 30. "
+        description="0: 625 sums, validated to 20 + 20. 1: one or two steps, numbers to 30. "
         "2: one to three steps, to 99. 3: two or three steps, to 999. "
         "4: one or two steps, to 9,999, for a calculator.",
     )

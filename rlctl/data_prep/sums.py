@@ -30,13 +30,12 @@ def sums(
     rng = random.Random(seed)
     pairs = list(product(range(1, LARGEST_TRAINED + 1), repeat=2))
     rng.shuffle(pairs)
-    val = [pair for pair in pairs if max(pair) <= LARGEST]
-    most = len(val)
-    val = val[:num_val]
+    small = [pair for pair in pairs if max(pair) <= LARGEST]
+    val = small[:num_val]
     train = [pair for pair in pairs if pair not in val]
-    if num_val > most or num_train > len(train):
+    if num_val > len(small) or num_train > len(train):
         raise UsageError(
-            f"level 0 has {most} problems for validation, and {len(pairs)} with those for "
+            f"level 0 has {len(small)} problems for validation, and {len(pairs)} with those for "
             f"training; requested {num_val} and {num_train + num_val}",
             hint="such as --train 529 --val 96, or use a higher --level",
         )

@@ -40,6 +40,7 @@ def test_the_seed_decides_and_the_number_alone_is_right() -> None:
     truth = row.ground_truth
     for text, expected in ((f" {truth}\n", 1.0), (f"{truth}.", 1.0), (f"It is {truth}.", 0.0)):
         assert score(row.data_source, text, truth)["score"] == expected
+    assert score("mine", "In Paris. ", "In Paris.") == {"score": 1.0, "pred": "In Paris."}
 
 
 @pytest.mark.parametrize(("train", "val"), [(529, 97), (1, 401)])

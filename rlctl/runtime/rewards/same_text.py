@@ -18,5 +18,10 @@ def score(
 ) -> dict[str, Any]:
     """Return the score, 1.0 for the answer `ground_truth`, else 0.0, and the answer."""
     del data_source, extra_info
-    answer = " ".join(solution_str.split()).removesuffix(".")
-    return {"score": float(answer.lower() == str(ground_truth).lower()), "pred": answer}
+    answer = " ".join(solution_str.split())
+    right = _plain(answer) == _plain(str(ground_truth))
+    return {"score": float(right), "pred": answer}
+
+
+def _plain(text: str) -> str:
+    return text.lower().removesuffix(".")
