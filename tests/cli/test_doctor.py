@@ -50,7 +50,10 @@ def test_a_correct_installation_has_no_fault_and_exit_code_0(tmp_path: Path) -> 
     names = ("python", "torch", "transformers", "ray", "numpy", "bytecode", "cores")
     assert [found[name]["state"] for name in names] == ["ok"] * 7
     assert str(found["torch"]["message"]).startswith(version("torch"))
-    assert f"free at {tmp_path}" in str(found["disk of runs"]["message"])
+    disk = found["disk of runs"]
+    full = ": checkpoints fill that soon, and Ray stops writing objects at 95 %"
+    end = {"ok": "", "warning": full}[str(disk["state"])]
+    assert str(disk["message"]).endswith(f"free at {tmp_path}{end}")
     assert "jsonl" in str(found["trackers"]["message"])
     extras = str(found["extras"]["message"])
     assert "cluster (--address, Ray's dashboard)" in extras

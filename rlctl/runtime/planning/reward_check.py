@@ -103,7 +103,7 @@ def _try_reward(pool: RewardPool, file: str, rows: Sequence[PromptRow]) -> set[s
         report = pool.score([row for _, row in calls], truths, groups=[group for group, _ in calls])
         first_error = first_error or report.first_error
         if report.first_timed_out:
-            hint += f"{TIMEOUT_HINT}; "
+            hint = f"{TIMEOUT_HINT}; "
         if report.num_timeouts == len(calls) > 0:
             break
         if any(result.error is None for result in report.results):

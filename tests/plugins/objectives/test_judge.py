@@ -237,5 +237,6 @@ def test_a_comparison_needs_two_responses_to_a_prompt() -> None:
         f"{rollout}.val_kwargs.n=1",
     ]
     config = compose("grpo", [*given, f"{rollout}.n=2", f"{rollout}.val_kwargs.n=2"]).config
-    with pytest.raises(ConfigError, match="fails on all of the first"):
+    with pytest.raises(ConfigError, match="fails on all of the first") as error:
         check_reward(config, {"train.parquet": [ROW]}, Needs.GROUPS)
+    assert "start the server that it asks" in str(error.value.problems[0].hint)
