@@ -6,9 +6,9 @@
 
 Each run is the shipped recipe in one process with one thread. Those in `GAINS` must gain what it
 says, in percentage points, and those in `REACHED` must end with the accuracy that it says;
-otherwise the exit code is 1. Alarms of a run are printed. `sums_smollm` and
-`format_smollm` download their model from the package index; DIR has GSM8K's official
-train.jsonl. The plot has mean and extremes of the seeds.
+otherwise the exit code is 1. Alarms of a run are printed. `sums_smollm` and `format_smollm`
+download their model from the package index; DIR has GSM8K's official train.jsonl. The plot has mean
+and extremes of the seeds.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ GAINS = {
     "dpo": 20.0,
     "distill": 60.0,
 }
-REACHED = {
-    "rm": 90.0,
-    "sums_smollm": 85.0,
-    "format_smollm": 90.0,
-}  # in percent of held-out rows
+REACHED = {"rm": 90.0, "sums_smollm": 85.0, "format_smollm": 90.0}  # in percent of held-out rows
 PRETRAINED = ("sums_smollm", "format_smollm")  # recipes for a model of the package index
 ONE_LINE = "Answer in one line, and end it with #### and the number."
 
@@ -143,7 +139,7 @@ def line(curves: list[Curve]) -> Line:
     return Line([(step, min(y), statistics.fmean(y), max(y)) for step, y in values.items()])
 
 
-def write_rows_of(recipe: str, folder: Path, gsm8k: Path | None) -> None:
+def write_rows_of(recipe: str, folder: Path, gsm8k: Path | None = None) -> None:
     """Write the rows that a recipe for a pretrained model reads, if they are missing."""
     out = folder / "data" / recipe.removesuffix("_smollm")
     if out.exists():

@@ -3,10 +3,10 @@
     /tmp/trl/bin/python -m benchmarks.trl --model FILE.gguf [--rounds 20] [--threads 1]
 
 See `benchmarks.trl` for the environment. Both take turns in one process, without Ray, KL and
-dynamic sampling, from the same weights and rows: 8 prompts of a sum with 8 responses
-each, one update a step, reward 1 for the right number alone. The accuracy is that of 96
-held-out sums, decoded greedily by transformers: before, after equal steps, and of rlctl after the
-time that TRL took for them (equal minutes). The first round warms up and is not timed.
+dynamic sampling, from the same weights and rows: 8 prompts of a sum with 8 responses each, one
+update a step, reward 1 for the right number alone. The accuracy is that of 96 held-out sums,
+decoded greedily by transformers: before, after equal steps, and of rlctl after the time that TRL
+took for them (equal minutes). The first round warms up and is not timed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from benchmarks.child import rlctl
+from benchmarks.learning import write_rows_of
 from benchmarks.results import record
 from benchmarks.trl import Step, built, grpo_trainer, take_step
+from rlctl.data_prep.sums import DATA_SOURCE
 from rlctl.quickstart import real_path
+from rlctl.runtime.rewards.same_text import score
 from rlctl.runtime.training.validation import Validator
 
 PROMPTS = 8
@@ -73,14 +75,9 @@ class Timed(TrainerCallback):
         )
 
 
-def answer(text: str) -> str:
-    """Return a response as the scorer of sums compares it."""
-    return " ".join(text.split()).removesuffix(".")
-
-
 def accuracy(model: Any, tokenizer: Any, prompts: Any) -> float:
     """Return the share of `prompts` answered by the right number alone, in percent."""
-    right = 0
+    right = 0.0
     model.eval()
     for ids, row in zip(prompts.prompt_ids.rows(), prompts.rows, strict=True):
         with torch.no_grad():
@@ -91,7 +88,7 @@ def accuracy(model: Any, tokenizer: Any, prompts: Any) -> float:
                 do_sample=False,
             )
         text = tokenizer.decode(whole[0, len(ids) :], skip_special_tokens=True)
-        right += answer(text) == row.ground_truth
+        right += score(row.data_source, text, row.ground_truth)["score"]
     model.train()
     return 100 * right / len(prompts.rows)
 
@@ -100,16 +97,15 @@ def learn(model: str, rounds: int, threads: int) -> None:
     """Train both for `rounds` steps, then rlctl for the rest of TRL's time, and print."""
     with tempfile.TemporaryDirectory(prefix="rlctl-trl-") as scratch:
         folder = Path(scratch)
-        rows = ("--level", "0", "--train", "529", "--val", "96")
-        rlctl(folder, "prep", "arithmetic", *rows, "--out", "sums")
+        write_rows_of("sums_smollm", folder)
         _learn(model, rounds, threads, folder)
 
 
 def _learn(path: str, rounds: int, threads: int, folder: Path) -> None:
     given = (
         *OVERRIDES,
-        f"data.train_files={folder}/sums/train.parquet",
-        f"data.val_files={folder}/sums/val.parquet",
+        f"data.train_files={folder}/data/sums/train.parquet",
+        f"data.val_files={folder}/data/sums/val.parquet",
         f"actor_rollout_ref.model.path={path}",
         f"trainer.run_dir={folder}",
         f"trainer.num_threads={threads}",
@@ -128,7 +124,7 @@ def _learn(path: str, rounds: int, threads: int, folder: Path) -> None:
             # TRL's message begins with the text of the prompt that it continues: `3 + 4 =`.
             texts = (each[0]["content"].partition("=")[2] for each in completions)
             pairs = zip(texts, ground_truth, strict=True)
-            values = [float(answer(text) == truth) for text, truth in pairs]
+            values = [score(DATA_SOURCE, text, truth)["score"] for text, truth in pairs]
             scores["TRL"].append(statistics.fmean(values))
             return values
 
