@@ -46,6 +46,12 @@ def test_every_command_has_json_and_a_schema() -> None:
     assert not WITHOUT.keys() - EVERY.keys()
 
 
+def test_no_line_of_an_example_breaks_in_a_terminal_of_80_columns() -> None:
+    for path, command in EVERY.items():
+        for line in (command.epilog or "").replace("\\[", "[").splitlines():
+            assert not line.startswith(" ") or len(line) <= 78, f"rlctl {path} --help: {line}"
+
+
 def test_no_command_swallows_unknown_options() -> None:
     for path, command in EVERY.items():
         settings = command.context_settings

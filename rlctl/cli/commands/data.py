@@ -42,7 +42,7 @@ app = typer.Typer(cls=_DataGroup)
 _EXAMPLE = """
 Examples:
 
-  rlctl data show ~/data/gsm8k/train.parquet --model Qwen/Qwen2.5-0.5B-Instruct -n 1
+  rlctl data show data/gsm8k/train.parquet --model Qwen/Qwen3-0.6B -n 1
 """
 
 

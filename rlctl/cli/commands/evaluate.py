@@ -58,7 +58,7 @@ Examples:
 _GENERATE_EXAMPLES = """
 Examples:
 
-  rlctl generate quickstart "Tom has 12 apples. He buys 5 more. How many apples does he have?"
+  rlctl generate quickstart "Tom has 12 apples. He buys 5 more. How many?"
 
   rlctl generate @last "…" -n 4 --temperature 1
 

@@ -16,7 +16,7 @@ app = typer.Typer()
 _EXAMPLES = """
 Examples:
 
-  rlctl explain E-OOM                   an error, by the code that its message names
+  rlctl explain E-OOM                   an error, by its code
 
   rlctl explain actor/entropy kl        a metric, and an alarm
 

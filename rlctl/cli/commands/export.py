@@ -27,7 +27,7 @@ Examples:
 
   rlctl export ppo-261121 my-model --step 40 && rlctl eval my-model
 
-  rlctl export @last my-adapter --lora adapter          only the adapter, in PEFT format
+  rlctl export @last my-adapter --lora adapter   only the adapter
 """
 
 Folder = Annotated[

@@ -66,13 +66,14 @@ Examples:
 
   rlctl resume @failed
 
-  rlctl resume ppo-261121 trainer.total_epochs=3          extend a finished run
+  rlctl resume ppo-261121 trainer.total_epochs=3        extend a finished run
 
-  rlctl resume s3://bucket/runs/quickstart/ppo-261121     from its remote copy (trainer.mirror)
+  rlctl resume s3://bucket/runs/quickstart/ppo-261121   from its mirror
 
-  rlctl resume my-sweep                                   its unfinished trials
+  rlctl resume my-sweep                                 its unfinished trials
 
-  rlctl resume @last --from-step 40 --fork colder actor_rollout_ref.rollout.temperature=0.8
+  rlctl resume @last --from-step 40 --fork colder \\
+    actor_rollout_ref.rollout.temperature=0.8
 """
 
 

@@ -24,9 +24,9 @@ Examples:
   rlctl reward test --data test.parquet --responses responses.jsonl \\
     --reward mine.py:compute_score reward.timeout_s=5
 
-  rlctl reward test --data test.parquet --responses responses.jsonl --model my-rm
+  rlctl reward test --data test.parquet --responses made.jsonl --model my-rm
 
-  rlctl reward test --data pairs.parquet --model my-rm      both responses of each pair
+  rlctl reward test --data pairs.parquet --model my-rm    responses of pairs
 """
 
 

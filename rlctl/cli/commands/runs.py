@@ -30,11 +30,11 @@ State = Literal["starting", "running", "finished", "failed", "stopped", "lost", 
 _EXAMPLES = """
 Examples:
 
-  rlctl runs --where 'state == "finished" and best(val-core/gsm8k/acc/mean@1) > 0.5'
+  rlctl runs --where 'state == "finished" and best(critic/score/mean) > 0.5'
 
-  rlctl runs --sort -best --cols +actor_rollout_ref.actor.optim.lr,trainer.seed
+  rlctl runs --sort -best --cols +algorithm.lam,trainer.seed
 
-  rlctl runs --where '"baseline" in tags and like(recipe, "gsm8k*") and not created < "2026-11-01"'
+  rlctl runs --where '"baseline" in tags and not created < "2026-11-01"'
 
 A name in EXPR is a field (name, project, state, created, took, recipe, tags, note, exit_code, \
 step, total_steps, first, last, best, tokens, …), a metric or a key of the configuration. \
@@ -129,7 +129,7 @@ Examples:
 
   rlctl show @last --samples --wrong --grep apples
 
-  rlctl show @last --samples --train --wrong        responses of the last training step
+  rlctl show @last --samples --train --wrong    of the last training step
 
   rlctl show ppo-a --step 20 --json
 """

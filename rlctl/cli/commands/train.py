@@ -89,12 +89,12 @@ DryRun = Annotated[
 _EXAMPLES = """
 Examples:
 
-  rlctl train {verb}                                  the embedded quickstart, on a CPU
+  rlctl train {verb}          the embedded quickstart, on a CPU
 
   rlctl train {verb} --recipe {recipe} trainer.total_epochs=1
 
-  rlctl train {verb} data.train_files=train.parquet data.val_files=test.parquet \\
-    {model}=DIR
+  rlctl train {verb} data.train_files=train.parquet \\
+    data.val_files=test.parquet {model}=DIR
 """
 
 

@@ -24,9 +24,9 @@ def group() -> None:
 _EXAMPLES = """
 Examples:
 
-  rlctl import verl run_qwen2-7b.sh -o mine.yaml      then: rlctl train ppo --recipe mine.yaml
+  rlctl import verl run_qwen2-7b.sh -o mine.yaml   for --recipe mine.yaml
 
-  rlctl import verl run_qwen2-7b.sh --json            the recipe and what became of each key
+  rlctl import verl run_qwen2-7b.sh --json         what became of each key
 """
 
 

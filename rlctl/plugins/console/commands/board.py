@@ -15,9 +15,9 @@ Examples:
 
   rlctl board                               opens a browser on this machine
 
-  rlctl board --no-open --port 0 --json     prints the address as JSON, for scripts
+  rlctl board --no-open --port 0 --json    prints the address as JSON
 
-  rlctl board --host 0.0.0.0 --read-only    for others in the network, with a token, without buttons
+  rlctl board --host 0.0.0.0 --read-only     for others, with a token
 
 On a remote machine: ssh -L 8420:127.0.0.1:8420 HOST rlctl board --no-open
 """

@@ -48,15 +48,15 @@ Examples:
 
   rlctl compare @last @best:val-core/gsm8k/acc/mean@1
 
-  rlctl compare a b --metric critic/score/mean        one metric, step by step
+  rlctl compare a b --metric critic/score/mean      one metric, step by step
 
   rlctl compare seed-1 seed-2 seed-3 --format markdown
 
-  rlctl compare my-sweep 0 3                          two trials of a sweep
+  rlctl compare my-sweep 0 3                        two trials of a sweep
 
-  rlctl compare my-sweep other-sweep                  the best trial of each
+  rlctl compare my-sweep other-sweep                the best trial of each
 
-  rlctl compare my-sweep --group-by actor_rollout_ref.actor.optim.lr    mean and 95 % interval
+  rlctl compare my-sweep --group-by algorithm.lam   mean and 95 % interval
 
   rlctl compare base-1 base-2 new-1 new-2 --group-by recipe --format tex
 """

@@ -17,7 +17,7 @@ Examples:
 
   rlctl config schema --out recipe.schema.json
 
-  # first line of a recipe, for the YAML extension of VS Code, and for neovim and JetBrains:
+  # first line of a recipe, for VS Code's YAML extension, neovim, JetBrains:
 
   # yaml-language-server: $schema=recipe.schema.json
 """

@@ -23,9 +23,10 @@ app = typer.Typer()
 _FILES, _MODEL = "data.train_files", "actor_rollout_ref.model.path"
 _EXAMPLES = """
 
-  rlctl data show chats.jsonl data.reader=chats -m MODEL          the turns that SFT learns
+  rlctl data show chats.jsonl data.reader=chats -m MODEL   what SFT learns
 
-  rlctl data show mine.bin data.custom_cls.path=mine.py data.custom_cls.name=Mine
+  rlctl data show mine.bin data.custom_cls.path=mine.py \\
+    data.custom_cls.name=Mine
 """
 
 

@@ -15,7 +15,7 @@ from rlctl.terminal import visible
 app = typer.Typer()
 
 _EXAMPLES = """
-  rlctl debug @failed --replay                       the first update that broke
+  rlctl debug @failed --replay     the first update that broke
 
   rlctl debug runs/p/a/broken_updates/step_000007-actor-0 --replay
 """

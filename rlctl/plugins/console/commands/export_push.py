@@ -24,7 +24,7 @@ repository, with the token of HF_TOKEN or `hf auth login`."""
 _EXAMPLES = """
   rlctl export @last my-model --push my-org/my-model --private
 
-  rlctl export @last card --card-only --push my-org/my-model          replace the README.md
+  rlctl export @last card --card-only --push my-org/my-model   its README.md
 """
 
 _Push = Annotated[

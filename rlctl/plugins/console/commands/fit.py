@@ -39,7 +39,7 @@ Examples:
 
   rlctl fit ppo --model quickstart --device cpu --try
 
-  rlctl fit --run @failed                            after a run is out of memory
+  rlctl fit --run @failed          after a run is out of memory
 """
 
 

@@ -27,13 +27,15 @@ Form = Literal["sft", "pairs", "prompts"]
 _EXAMPLES = """
 Examples:
 
-  rlctl data from-runs sampled --where 'score == 1' --best 2 --out right.parquet
+  rlctl data from-runs sampled --where 'score == 1' --best 2 --out a.parquet
 
-  rlctl data from-runs @last --as pairs --margin 0.5 --best 1 --out pairs.parquet
+  rlctl data from-runs @last --as pairs --margin 0.5 --out pairs.parquet
 
-  rlctl data from-runs a b --as prompts --where 'mean > 0.1 and mean < 0.9' --out hard.parquet
+  rlctl data from-runs a b --as prompts --out hard.parquet \\
+    --where 'mean > 0.1 and mean < 0.9'
 
-  rlctl data from-runs @last --where 'finish == "stop" and length < 200' --out short.parquet
+  rlctl data from-runs @last --out short.parquet \\
+    --where 'finish == "stop" and length < 200'
 """
 _NEXT = {
     "sft": "rlctl train sft data.train_files={file} data.val_files=null",

@@ -18,7 +18,8 @@ Examples:
 
   rlctl mcp --json                        the tools, for a look
 
-  {"mcpServers": {"rlctl": {"command": "rlctl", "args": ["mcp", "--root", "/home/me/runs"]}}}
+  {"mcpServers": {"rlctl": {
+    "command": "rlctl", "args": ["mcp", "--root", "/home/me/runs"]}}}
 
   rlctl mcp --allow-train                 also start and stop runs
 

@@ -33,7 +33,7 @@ Examples:
   rlctl new mine --data problems.csv --yes         takes every suggestion
 
   rlctl new mine --data openai/gsm8k:main/ --prompt-key question \\
-    --answer-key answer --reward number --model Qwen/Qwen2.5-0.5B-Instruct --devices 1
+    --answer-key answer --reward number --model Qwen/Qwen3-0.6B --devices 1
 """
 _NUM_SHOWN = 3
 _EXAMPLE = 60  # characters of a value

@@ -22,7 +22,7 @@ Examples:
 
   rlctl notify 'notify-send "$RLCTL_TITLE" "$RLCTL_BODY"'        a command
 
-  rlctl train ppo 'trainer.notify=[SLACK_URL]' 'trainer.notify_on=\\[failed,lost]'
+  rlctl train ppo 'trainer.notify=[URL]' 'trainer.notify_on=\\[failed,lost]'
 """
 
 

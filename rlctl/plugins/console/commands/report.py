@@ -21,7 +21,7 @@ Examples:
 
   rlctl report ppo-a ppo-b grpo -o compare.html
 
-  rlctl report my-sweep                     its trials side by side, and its search space
+  rlctl report my-sweep                its trials, and its search space
 """
 
 

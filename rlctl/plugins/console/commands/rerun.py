@@ -18,11 +18,11 @@ app = typer.Typer()
 _EXAMPLES = """
 Examples:
 
-  rlctl rerun @last                                       the same metrics, if nothing has changed
+  rlctl rerun @last                   the same metrics, if nothing changed
 
   rlctl rerun ppo-a trainer.seed=2 --name ppo-a-seed-2    one change
 
-  rlctl rerun ppo-a --check                               only look for changes
+  rlctl rerun ppo-a --check           only look for changes
 """
 
 Name = Annotated[

@@ -17,9 +17,9 @@ app = typer.Typer()
 _EXAMPLES = """
 Examples:
 
-  rlctl runs sync @last --logger wandb              steps that were not sent while it was disabled
+  rlctl runs sync @last --logger wandb        steps that were not sent
 
-  rlctl runs sync ppo-261121 -l tensorboard         all steps, to a tracker that the run did not use
+  rlctl runs sync ppo-261121 -l tensorboard   all, to another tracker
 
   rlctl runs sync ppo-sweep-261121 -l swanlab       all runs of a sweep
 """

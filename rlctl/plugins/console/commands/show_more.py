@@ -24,9 +24,9 @@ _STEPS = 20  # whose responses are looked at, at most
 _EXAMPLES = """
   rlctl show @last --advice                          what holds the run back
 
-  rlctl show @last --samples --tokens advantage      tokens coloured by their advantage
+  rlctl show @last --samples --tokens advantage   coloured by advantages
 
-  rlctl show @last --components                      ten responses of the alarm reward_components
+  rlctl show @last --components                   what an alarm of them means
 """
 
 
