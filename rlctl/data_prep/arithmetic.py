@@ -113,6 +113,8 @@ class ArithmeticParams(ToolsParams):
     seed: int = Field(default=0, description="The same seed makes the same files.")
     level: int = Field(
         default=2,
+        ge=0,
+        le=4,
         description="0: 625 sums, validated to 20 + 20. 1: one or two steps, numbers to 30. "
         "2: one to three steps, to 99. 3: two or three steps, to 999. "
         "4: one or two steps, to 9,999, for a calculator.",

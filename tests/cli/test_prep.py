@@ -81,7 +81,7 @@ def test_errors_leave_no_file(tmp_path: Path, source: Path, model: Path) -> None
     assert "the shortest has 186" in str(short)
     (source / "test.jsonl").write_text("{")
     assert "test.jsonl:1" in str(error(*arguments))
-    assert "level 7" in str(error("prep", "arithmetic", "--out", out, "--level", 7))
+    assert "level 0 has" in str(error("prep", "arithmetic", "--out", out, "--level", 0))
     keys = ("--prompt-key", "q", "--answer-key", "a")
     missing = error("prep", "jsonl", tmp_path / "none", *keys, "--out", out)
     assert isinstance(missing, NotFoundError)
