@@ -26,6 +26,7 @@ from rlctl.recipes.search_path import library_recipes
 from rlctl.runs import details
 from rlctl.runs.listing import RunQuery
 from rlctl.runs.naming import fresh_name
+from rlctl.runs.run import ACTIVE
 from rlctl.runs.stop import request_stop, run_target
 from rlctl.runs.store import RunStore
 from rlctl.sweeps import results
@@ -186,7 +187,7 @@ class Training(Reading):
         chosen = name or fresh_name(recipe or algorithm)
         words = [*self._words(algorithm, recipe, overrides), f"--name={chosen}"]
         checked = self._check(words)
-        if not checked["ok"]:
+        if not checked.get("ok"):  # an unknown algorithm has an error alone
             return checked
         log = self._root / ".mcp" / f"{chosen}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -195,10 +196,13 @@ class Training(Reading):
         return {"run": chosen, "pid": process.pid, "output": str(log)}
 
     def stop(self, run: str) -> Any:
-        """Ask a run to save and end after its current step."""
+        """Ask a run to save and end after its current step; return its state if it has ended."""
         found = api.open_run(run, self._root)
-        request_stop(run_target(found), now=False)
-        return {"run": found.name, "state": "stopping"}
+        state = found.state
+        if state in ACTIVE:
+            request_stop(run_target(found), now=False)
+            state = "stopping"
+        return {"run": found.name, "state": state}
 
 
 def server(root: Path, may_train: bool) -> MCPServer:

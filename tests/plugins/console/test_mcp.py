@@ -111,6 +111,13 @@ def test_tools_read_runs_and_start_nothing(folder: Path) -> None:
     assert not (folder / "executed").exists()
 
 
+def test_training_tools_say_what_is_wrong(folder: Path) -> None:
+    bad: list[Call] = [("train", {"algorithm": "xyz"}), ("stop", {"run": "first"})]
+    _, (failed, ended) = talk(folder, bad, "--allow-train")
+    assert failed["error"]["message"] == "no such command 'xyz'"
+    assert ended == {"run": "first", "state": "finished"}, "it is not asked to stop"
+
+
 @pytest.mark.soak
 def test_with_permission_a_run_starts_outlives_the_server_and_stops(folder: Path) -> None:
     short = [*given(steps=1000, validate=-1, response=4), "trainer.n_gpus_per_node=1"]
