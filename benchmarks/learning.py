@@ -32,7 +32,7 @@ GAINS = {
     "dpo": 20.0,
     "distill": 60.0,
 }
-REACHED = {"rm": 90.0, "sums_smollm": 85.0, "format_smollm": 90.0}  # in percent of held-out rows
+REACHED = {"rm": 90.0, "sums_smollm": 90.0, "format_smollm": 90.0}  # in percent of the validation
 PRETRAINED = ("sums_smollm", "format_smollm")  # recipes for a model of the package index
 ONE_LINE = "Answer in one line, and end it with #### and the number."
 
@@ -145,7 +145,7 @@ def write_rows_of(recipe: str, folder: Path, gsm8k: Path | None = None) -> None:
     if out.exists():
         return
     if recipe == "sums_smollm":
-        words = ["arithmetic", "--level", "0", "--train", "529", "--val", "96"]
+        words = ["arithmetic", "--level", "0", "--train", "304", "--val", "96"]
     else:
         assert gsm8k is not None, "an option of this recipe"
         words = ["jsonl", str((gsm8k / "train.jsonl").resolve()), "--prompt-key", "question"]

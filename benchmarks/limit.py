@@ -1,6 +1,7 @@
 """Share of an update and of a generation that is matrix products of the same shapes.
 
     python -m benchmarks.limit [--runs 5] [--threads 1] [--sizes 1m,20m,100m]
+    python -m benchmarks.limit --model FILE.gguf
 
 Records every matrix product of one update (micro-batches, forward, backward, clipping, AdamW) and
 of one generation, and repeats them alone, with random values and the same shapes and threads. A
@@ -10,7 +11,8 @@ one process; the figures are medians, in CPU time of the process and in wall-clo
 inside the kernel of attention are not counted.
 
 The models and prompts are those of `benchmarks.rollout`; lengths are even or lognormal with a
-median of 20 tokens and a longest of 256.
+median of 20 tokens and a longest of 256. With `--model`, a folder or a GGUF file, the model is that
+one, and prompts and responses are as long as those of the recipe `sums_smollm`.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
 
 from benchmarks.results import record
 from benchmarks.rollout import SHAPES, WORK, build, sample
+from rlctl.quickstart.gguf_model import folder_of
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.batch import Ragged, Rollouts
@@ -44,6 +48,7 @@ from rlctl.runtime.workers.process_memory import keep_freed_memory
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::baddbmm_")
 LINEAR = "mkldnn::_linear_pointwise"
+SUMS = (16, 16, 4)  # prompts, responses to each, and their tokens
 # Sizes and strides of a tensor; no strides: a weight that is prepared for oneDNN.
 Form = tuple[tuple[int, ...], tuple[int, ...] | None]
 Call = tuple[Any, tuple[Form, ...]]
@@ -132,14 +137,19 @@ def shares(run: Callable[[], object], runs: int) -> Shares:
     return Shares(*(statistics.median(column) for column in zip(*rows, strict=True)))
 
 
-def batch(size: str, natural: bool) -> Rollouts:
-    """Return responses to the prompts of a size."""
+def batch(
+    work: tuple[int, int, int], vocabulary: int, natural: bool, longest_prompt: int = 90
+) -> Rollouts:
+    """Return responses to prompts of 30 to `longest_prompt` tokens.
+
+    `work` has the number of prompts, of responses to each, and of tokens in a response.
+    """
     draw = torch.Generator().manual_seed(0)
-    num_prompts, n, longest = WORK[size]
-    vocabulary, rows = SHAPES[size][-1], num_prompts * n
+    num_prompts, n, longest = work
+    rows = num_prompts * n
     prompts = [
         torch.randint(0, vocabulary, (length,), generator=draw)
-        for length in torch.linspace(30, 90, num_prompts).long().tolist()
+        for length in torch.linspace(30, longest_prompt, num_prompts).long().tolist()
     ]
     lengths = torch.full((rows,), longest)
     if natural:
@@ -158,9 +168,8 @@ def batch(size: str, natural: bool) -> Rollouts:
     )
 
 
-def measure(size: str, natural: bool, runs: int, threads: int) -> None:
-    """Measure one size and print its line."""
-    hf, given = build(size), batch(size, natural)
+def measure(size: str, hf: Any, given: Rollouts, natural: bool, runs: int, threads: int) -> None:
+    """Measure one model and print its lines."""
     use_rlctl_attention(hf)
     use_onednn(hf)
     model = PolicyModel(hf, 1.0)
@@ -177,7 +186,7 @@ def measure(size: str, natural: bool, runs: int, threads: int) -> None:
         outputs = model(sequences, with_entropy=True)
         return Loss(-outputs.log_probs.sum(), float(len(part.response_ids.values)), {})
 
-    first = torch.arange(0, len(given), WORK[size][1])
+    first = torch.arange(0, len(given), int((given.group == 0).sum()))
     prompts, limits = given.prompt_ids.select(first), given.response_ids.lengths
     engine = HFEngine(hf, max_num_seqs=len(given))
     parts = {
@@ -203,12 +212,21 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sizes", default=",".join(SHAPES))
+    parser.add_argument("--model", help="folder or GGUF file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()  # as in a worker
+    if arguments.model:
+        hf: Any = AutoModelForCausalLM.from_pretrained(
+            folder_of(arguments.model), dtype=torch.float32
+        )
+        given = batch(SUMS, hf.config.vocab_size, natural=False, longest_prompt=30)
+        measure("model", hf, given, False, arguments.runs, arguments.threads)
+        return
     for size in arguments.sizes.split(","):
         for natural in (False, True):
-            measure(size, natural, arguments.runs, arguments.threads)
+            given = batch(WORK[size], SHAPES[size][-1], natural)
+            measure(size, build(size), given, natural, arguments.runs, arguments.threads)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ class ArithmeticParams(ToolsParams):
         default=2,
         ge=0,
         le=4,
-        description="0: 625 sums, validated to 20 + 20. 1: one or two steps, numbers to 30. "
+        description="0: the 400 sums to 20 + 20. 1: one or two steps, numbers to 30. "
         "2: one to three steps, to 99. 3: two or three steps, to 999. "
         "4: one or two steps, to 9,999, for a calculator.",
     )

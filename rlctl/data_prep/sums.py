@@ -2,7 +2,6 @@
 
 The prompt has the beginning of the assistant's message, `3 + 4 =`, which texts of a model's
 pretraining continue by the sum. It is short: most tokens that a step computes are the prompts'.
-Training rows have larger numbers, too: of the few sums to 20 alone, a model learns the answers.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import UsageError
 
 DATA_SOURCE = "rlctl/sums"
-LARGEST = 20  # number of a validation row
-LARGEST_TRAINED = 25
+LARGEST = 20
 
 
 def sums(
@@ -27,19 +25,14 @@ def sums(
 
     Raises UsageError if they are more than the sums that there are.
     """
-    rng = random.Random(seed)
-    pairs = list(product(range(1, LARGEST_TRAINED + 1), repeat=2))
-    rng.shuffle(pairs)
-    small = [pair for pair in pairs if max(pair) <= LARGEST]
-    val = small[:num_val]
-    train = [pair for pair in pairs if pair not in val]
-    if num_val > len(small) or num_train > len(train):
+    pairs = list(product(range(1, LARGEST + 1), repeat=2))
+    if num_train + num_val > len(pairs):
         raise UsageError(
-            f"level 0 has {len(small)} problems for validation, and {len(pairs)} with those for "
-            f"training; requested {num_val} and {num_train + num_val}",
-            hint="such as --train 529 --val 96, or use a higher --level",
+            f"level 0 has {len(pairs)} different problems, requested {num_train + num_val}",
+            hint="such as --train 304 --val 96, or use a higher --level",
         )
-    chosen = {"train": train[:num_train], "val": val}
+    random.Random(seed).shuffle(pairs)
+    chosen = {"train": pairs[:num_train], "val": pairs[num_train : num_train + num_val]}
     return {
         split: with_tools([_row(split, i, *pair) for i, pair in enumerate(each)], tools)
         for split, each in chosen.items()
