@@ -63,12 +63,12 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
     (
         "needs bubblewrap",
         not has_bubblewrap(),
-        ["tests/agents/environments/test_python_escapes.py::*"],
+        ["tests/plugins/agents/environments/test_python_escapes.py::*"],
     ),
     (
         "needs user namespaces",
         own_namespaces() < Namespaces.FILES,
-        ["tests/agents/environments/test_python_escapes.py::*"],
+        ["tests/plugins/agents/environments/test_python_escapes.py::*"],
     ),
     ("a file system cannot be mounted here", True, ["tests/*"]),  # users, containers
     ("this machine does not allow ptrace", True, ["tests/test_debugging.py::*"]),

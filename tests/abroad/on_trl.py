@@ -10,8 +10,8 @@ import pytest
 
 from rlctl.runtime.sandbox.user_code import load_named
 from tests.abroad.training import AGENT, NUM_EPISODES, train
-from tests.agents.environments.episodes import play_here
 from tests.e2e.command import rlctl
+from tests.plugins.agents.environments.episodes import play_here
 
 # The shape of TRL's `environment_factory`: reset gets the row, public methods are tools.
 ENVIRONMENT = '''

@@ -78,7 +78,7 @@ TRIALS = (
     Trial(
         "mcp",
         ("mcp==2.3.0", "uv==0.13.9"),
-        (f"{HERE}/on_mcp.py", "tests/agents/environments/test_mcp_tools.py"),
+        (f"{HERE}/on_mcp.py", "tests/plugins/agents/environments/test_mcp_tools.py"),
         "mcp",
     ),
     Trial(

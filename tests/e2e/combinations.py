@@ -31,9 +31,9 @@ import psutil
 import yaml
 
 from rlctl.errors import ConfigError, MissingExtraError, UsageError
-from tests.agents.quiz import write_quiz
 from tests.e2e.command import VERBS, open_files, reproducible
 from tests.e2e.killed_runs import Ended, finish_despite, learned, random_kills, run, state
+from tests.plugins.agents.quiz import write_quiz
 
 STEPS, SIZE, ROLLOUTS = 2, 4, 2
 SETTINGS = [

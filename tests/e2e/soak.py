@@ -28,7 +28,6 @@ from pathlib import Path
 
 from rlctl.data_prep.arithmetic import generate
 from rlctl.data_prep.rows import write_rows
-from tests.agents.quiz import write_quiz
 from tests.e2e import faults, leaks, soak_data_plane, soak_engines, soak_sweeps, soak_watchers
 from tests.e2e.command import remove_run, reproducible
 from tests.e2e.conftest import write_shelf
@@ -45,6 +44,7 @@ from tests.e2e.killed_runs import (
     run,
 )
 from tests.models import write_mixture_model
+from tests.plugins.agents.quiz import write_quiz
 
 SETTINGS = [
     "data.train_files=train.parquet",
@@ -84,13 +84,13 @@ EPISODES = [
     "data.max_response_length=192",
     "actor_rollout_ref.rollout.n=2",
     "actor_rollout_ref.rollout.multi_turn.enable=true",
-    "actor_rollout_ref.rollout.agent.environment=tests.agents.quiz:Quiz",
+    "actor_rollout_ref.rollout.agent.environment=tests.plugins.agents.quiz:Quiz",
     "actor_rollout_ref.rollout.agent.num_workers=1",
     "reward.custom_reward_function.path=null",
 ]
 PROGRAMS = [
     *(each for each in EPISODES if ".environment=" not in each),
-    "actor_rollout_ref.rollout.agent.program=tests.agents.programs:chat",
+    "actor_rollout_ref.rollout.agent.program=tests.plugins.agents.programs:chat",
 ]
 AHEAD = [
     *("async_training.max_staleness=1", "algorithm.rollout_correction.rollout_is=token"),

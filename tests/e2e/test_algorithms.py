@@ -1,6 +1,6 @@
 """Two steps of each algorithm beyond PPO, and the second again; a step of each shipped recipe.
 
-Recipes of agents are trained in `tests/agents/test_quickstart_agent.py`.
+Recipes of agents are trained in `tests/plugins/agents/test_quickstart_agent.py`.
 """
 
 from __future__ import annotations

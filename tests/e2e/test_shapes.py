@@ -73,7 +73,7 @@ def test_two_ranks_of_vllm_share_three_vision_heads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_replies_of_environments_have_pictures(engine: tuple[str, ...], tmp_path: Path) -> None:
     rollout = "actor_rollout_ref.rollout"
-    pictures = f"{rollout}.agent.environment=tests.agents.pictures:Pictures"
+    pictures = f"{rollout}.agent.environment=tests.plugins.agents.pictures:Pictures"
     own = (f"{rollout}.multi_turn.enable=true", pictures, *given(response=48))
     steps = two_steps("--inline", *engine, *own, cwd=tmp_path)
     assert all(step["actor/grad_norm"] > 0 for step in steps)

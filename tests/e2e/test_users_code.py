@@ -363,14 +363,17 @@ COMMANDS = {  # of installed packages: name in the module, words, message, text 
 # Tests of other files: their calls are in other processes, or their failures are no errors.
 ELSEWHERE = {
     ("rewards", "call"): "e2e/test_failing_rewards.py:test_each_file_is_scored_before_the_start",
-    ("environments", "build"): "agents/environments/test_environment_pool.py:"
+    ("environments", "build"): "plugins/agents/environments/test_environment_pool.py:"
     "test_wrong_environments_are_refused_at_the_start",
     ("environments", "call"): "plugins/agents/test_env.py:test_failures_exit_with_one",
-    ("tools", "build"): "agents/environments/test_tools_environment.py:test_wrong_configurations",
-    ("tools", "call"): "agents/environments/test_tools_environment.py:"
+    (
+        "tools",
+        "build",
+    ): "plugins/agents/environments/test_tools_environment.py:test_wrong_configurations",
+    ("tools", "call"): "plugins/agents/environments/test_tools_environment.py:"
     "test_every_call_gets_a_message_in_order",
     ("tool_parsers", "call"): "e2e/test_users_code.py:test_results_of_parsers_fail_the_episodes",
-    ("programs", "call"): "agents/test_programs.py:test_programs_of_a_batch",
+    ("programs", "call"): "plugins/agents/test_programs.py:test_programs_of_a_batch",
 }
 REASONS = {
     ("kl_estimators", "build"): "they are functions without settings",

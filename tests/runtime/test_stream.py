@@ -33,8 +33,8 @@ from rlctl.runtime.generation.stream import Player, SingleTurns, Stream, Streame
 from rlctl.runtime.model.sequences import prompt_numbers
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from tests.agents.quiz import write_quiz
-from tests.agents.test_episodes import episodes, generate
+from tests.plugins.agents.quiz import write_quiz
+from tests.plugins.agents.test_episodes import episodes, generate
 from tests.progress import wait_until
 from tests.settings import given
 

@@ -18,7 +18,7 @@ from rlctl.plugins.agents.chat_bridge import ChatBridge
 from rlctl.plugins.agents.template_check import TOOL, USER, check_chat_template
 from rlctl.runtime.data.tokenizer import encode_prompt, load_tokenizer
 from rlctl.runtime.serving.chat import Message, ToolCall, Turn
-from tests.agents.templates import (
+from tests.templates import (
     ADDED,
     CHATML,
     DEEPSEEK,

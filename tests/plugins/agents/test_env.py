@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError, NotFoundError, RlctlError, UsageError
 from rlctl.plugins.agents.commands import env
-from tests.agents.quiz import write_quiz
+from tests.plugins.agents.quiz import write_quiz
 
 CALLS = """
 {"text": "hm", "calls": [{"name": "calculator", "arguments": {"expression": "2**70"}}]}
@@ -158,7 +158,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 
 def test_episodes_with_a_model(tmp_path: Path) -> None:
     file = write_quiz(tmp_path, 2, num_problems=2)
-    words = ["test", "tests.agents.quiz:Quiz", "--model", "quickstart", "--data", str(file)]
+    words = ["test", "tests.plugins.agents.quiz:Quiz", "--model", "quickstart", "--data", str(file)]
     options = [*words, "--episodes", "2", "-s", "data.max_response_length=256"]
     first, second = run(*options)
     assert "<|user|>" in first["prompt"]
@@ -166,12 +166,19 @@ def test_episodes_with_a_model(tmp_path: Path) -> None:
     for each in (first, second):
         assert [message["role"] for message in each["messages"]] == roles
         assert (each["outcome"], each["score"], each["error"]) == ("done", 0.0, None)
-    program = ["test", "--program", "tests.agents.programs:chat", *words[2:]]
+    program = ["test", "--program", "tests.plugins.agents.programs:chat", *words[2:]]
     [asked] = run(*program, "-s", "data.max_response_length=256")
     assert [message["role"] for message in asked["messages"]] == roles
     texts = [[message["text"] for message in each["messages"]] for each in (asked, first)]
     assert texts[0] == texts[1]
-    sleeping = ["test", "--program", "tests.agents.programs:sleeps", *words[2:], "--timeout", "1"]
+    sleeping = [
+        "test",
+        "--program",
+        "tests.plugins.agents.programs:sleeps",
+        *words[2:],
+        "--timeout",
+        "1",
+    ]
     [slow] = run(*sleeping, "-s", "data.max_response_length=256", code=1)
     assert slow["error"] == "the episode took longer than 1 s"
     shown = CliRunner().invoke(env.app, [*words, "-s", "data.max_response_length=256"]).output

@@ -35,9 +35,9 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Reward, Roles
 from rlctl.runtime.rollout.engine import random_stream, random_streams
 from rlctl.suggest import hydra_text
-from tests.agents.quiz import write_quiz
 from tests.distributed.ranks import rank_info
 from tests.generation import exact_log_probs
+from tests.plugins.agents.quiz import write_quiz
 from tests.settings import given
 from tests.tolerance import assert_as_exact
 
@@ -60,7 +60,7 @@ def episodes(
             *given(train=f"[{file}]", prompt=64, response=256, engine="hf", n=N),
             hydra_text("actor_rollout_ref.model.path", real_path("quickstart")),
             f"{ROLLOUT}.multi_turn.enable=true",
-            f"{ROLLOUT}.agent.environment=tests.agents.quiz:Quiz",
+            f"{ROLLOUT}.agent.environment=tests.plugins.agents.quiz:Quiz",
             f"{ROLLOUT}.agent.num_workers=1",
             *overrides,
         ],
@@ -269,7 +269,7 @@ def test_messages_that_the_template_rejects_fail_their_episode(asked: Asked) -> 
 def test_hanging_environments_are_outcomes(quiz: Path) -> None:
     with episodes(
         quiz,
-        f"{ROLLOUT}.agent.environment=tests.agents.quiz:Stuck",
+        f"{ROLLOUT}.agent.environment=tests.plugins.agents.quiz:Stuck",
         f"{ROLLOUT}.agent.max_failed_share=1",
         f"{ROLLOUT}.agent.timeouts.turn_s=1",
         f"{ROLLOUT}.agent.timeouts.episode_s=2",
@@ -285,7 +285,7 @@ def test_episodes_whose_process_is_killed_once_are_played_again(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kills").write_bytes(b"x")
     states: list[Mapping[str, int]] = []
-    killed = f"{ROLLOUT}.agent.environment=tests.agents.quiz:Killed"
+    killed = f"{ROLLOUT}.agent.environment=tests.plugins.agents.quiz:Killed"
     with episodes(quiz, killed, on_states=states.append) as (roles, prompts):
         found = generate(roles, prompts)
         assert [each.outcome for each in found.episodes] == [e.outcome for e in batch.episodes]

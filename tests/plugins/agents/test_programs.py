@@ -18,10 +18,10 @@ from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.training.collector import agent_metrics
-from tests.agents.environments.episodes import load_here
-from tests.agents.programs import TEMPLATE
-from tests.agents.quiz import write_quiz
-from tests.agents.test_episodes import ROLLOUT, N, assert_trained, episodes, generate
+from tests.plugins.agents.environments.episodes import load_here
+from tests.plugins.agents.programs import TEMPLATE
+from tests.plugins.agents.quiz import write_quiz
+from tests.plugins.agents.test_episodes import ROLLOUT, N, assert_trained, episodes, generate
 
 PLAIN = ("chat", "stream", "fork_at_once", "refused", "fails", "silent", "choices", "texts")
 WITH_TOOLS = (
@@ -33,7 +33,7 @@ WITH_TOOLS = (
 def program(name: str) -> list[str]:
     return [
         f"{ROLLOUT}.agent.environment=null",
-        f"{ROLLOUT}.agent.program=tests.agents.programs:{name}",
+        f"{ROLLOUT}.agent.program=tests.plugins.agents.programs:{name}",
     ]
 
 
@@ -155,7 +155,7 @@ def test_programs_with_tools(tmp_path: Path) -> None:
         write_rows_of(tmp_path, WITH_TOOLS),
         *program("by_row"),
         f"actor_rollout_ref.model.custom_chat_template={tmp_path / 'tools.jinja'}",
-        f"{ROLLOUT}.multi_turn.format=tests.agents.programs:AnswerParser",
+        f"{ROLLOUT}.multi_turn.format=tests.plugins.agents.programs:AnswerParser",
         "data.max_prompt_length=128",
         "data.max_response_length=1024",
     ) as (roles, asked):
@@ -200,7 +200,9 @@ def test_plugins_have_settings_and_functions_have_none() -> None:
     with pytest.raises(ConfigError, match="verifiers needs a value for environment"):
         load_here(PROGRAM, {"program": "verifiers"})
     with pytest.raises(ConfigError, match="has no settings, given: speed"):
-        load_here(PROGRAM, {"program": "tests.agents.programs:chat", "params": {"speed": 1}})
+        load_here(
+            PROGRAM, {"program": "tests.plugins.agents.programs:chat", "params": {"speed": 1}}
+        )
 
 
 def test_a_program_beside_an_environment_is_refused() -> None:

@@ -17,7 +17,7 @@ from rlctl.plugins.objectives.chats import ChatsParams, chats
 from rlctl.plugins.objectives.dataset_class import DatasetClassParams, dataset_class
 from rlctl.recipes.compose import compose
 from rlctl.runtime.data.readers import Source
-from tests.agents import templates
+from tests import templates
 from tests.e2e.command import rlctl
 
 TURN_END = ("<end_of_turn>", "<|end|>", "<|user|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_text|>")

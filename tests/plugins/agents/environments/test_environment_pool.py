@@ -24,7 +24,7 @@ from rlctl.plugins.agents.environments.environment_pool import (
 from rlctl.runtime.sandbox import worker_process
 from rlctl.runtime.sandbox.worker_settings import WorkerSettings
 from rlctl.runtime.serving.chat import ToolCall, Turn
-from tests.agents.environments.episodes import LONG, load_here, names_of
+from tests.plugins.agents.environments.episodes import LONG, load_here, names_of
 from tests.processes import gone
 from tests.progress import wait_until
 
@@ -313,7 +313,7 @@ def test_loop_that_ends_in_the_middle_leaves_no_episode(mine: str, tmp_path: Pat
     ("name", "params", "message"),
     [
         ("nothing", {}, "unknown environment 'nothing'"),
-        (PROGRAM, {"program": "tests.agents.programs:no_such"}, "no_such"),
+        (PROGRAM, {"program": "tests.plugins.agents.programs:no_such"}, "no_such"),
         ("missing.py:Mine", {}, "the environment file does not exist"),
         ("{mine}:Wrong", {}, "the environment file has no 'Wrong'"),
         ("{mine}:Mine", {"size": 3}, "has no settings, given: size"),

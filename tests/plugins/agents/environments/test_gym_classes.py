@@ -16,7 +16,7 @@ from rlctl.plugins.agents.environments.protocol import Step
 from rlctl.plugins.agents.programs.verifiers_program import VerifiersParams as ProgramParams
 from rlctl.plugins.agents.programs.verifiers_program import VerifiersProgram
 from rlctl.runtime.serving.chat import ToolCall, Turn
-from tests.agents.environments.episodes import load_here, names_of, play, play_here, turn_of
+from tests.plugins.agents.environments.episodes import load_here, names_of, play, play_here, turn_of
 
 SKYRL = """
 from typing import Any, Dict
@@ -192,7 +192,7 @@ def test_registered_environments_of_skyrl_gym_need_the_package(folder: Path) -> 
 
 
 def test_examples_of_the_documentation(folder: Path) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
+    text = (Path(__file__).parents[4] / "docs" / "environments.md").read_text()
     tool, environment = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
     Path("tools.py").write_text(f"{tool}\nRATES = {{'USD': 1.5}}\n", encoding="utf-8")
     Path("game.py").write_text(environment, encoding="utf-8")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlctl.errors import ConfigError
-from tests.agents.environments.episodes import load_here, play_here, turn_of
+from tests.plugins.agents.environments.episodes import load_here, play_here, turn_of
 from tests.ports import free_port
 from tests.progress import wait_until
 

@@ -14,7 +14,7 @@ import pytest
 from rlctl.plugins.agents.environments.environment_pool import EnvironmentFailed, EnvironmentPool
 from rlctl.plugins.agents.environments.protocol import Step
 from rlctl.runtime.serving.chat import Turn
-from tests.agents.environments.episodes import LONG, play_here
+from tests.plugins.agents.environments.episodes import LONG, play_here
 
 CAPACITY = 2
 

@@ -20,7 +20,7 @@ from rlctl.plugins.agents.environments import python_tool
 from rlctl.plugins.agents.environments.python_tool import PythonParams, PythonTool
 from rlctl.runtime.sandbox import isolation, process_limits
 from rlctl.runtime.sandbox.namespaces import Namespaces
-from tests.agents.environments.escapes import LIMITED, PRELUDE, REFUSED, Escape
+from tests.plugins.agents.environments.escapes import LIMITED, PRELUDE, REFUSED, Escape
 
 KINDS = ["bubblewrap", "namespaces", "neither"]
 SECRET = "sk-of-the-user"

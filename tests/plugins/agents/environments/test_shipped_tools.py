@@ -20,7 +20,7 @@ from rlctl.plugins.agents.environments.gridworld import MOVES, GridParams, GridW
 from rlctl.plugins.agents.environments.protocol import Step
 from rlctl.plugins.agents.environments.python_tool import PythonParams, PythonTool
 from rlctl.runtime.serving.chat import Turn
-from tests.agents.environments.episodes import load_here, play, play_here, turn_of
+from tests.plugins.agents.environments.episodes import load_here, play, play_here, turn_of
 
 NETWORK = """
 import socket

@@ -15,7 +15,7 @@ from rlctl.plugins.agents.environments.tool import Side, truncated
 from rlctl.plugins.agents.environments.tools_environment import without_none
 from rlctl.runtime.sandbox import calls
 from rlctl.runtime.serving.chat import MalformedCall, ToolCall, Turn
-from tests.agents.environments.episodes import load_here, play_here, turn_of
+from tests.plugins.agents.environments.episodes import load_here, play_here, turn_of
 
 SOURCE = '''
 import asyncio, time

@@ -12,7 +12,7 @@ from rlctl.errors import ConfigError
 from rlctl.plugins.agents.environments.protocol import Step
 from rlctl.plugins.agents.environments.verl.tools import result_of
 from rlctl.runtime.serving.chat import Turn
-from tests.agents.environments.episodes import load_here, play, play_here, turn_of
+from tests.plugins.agents.environments.episodes import load_here, play, play_here, turn_of
 
 # Imports and signatures as in verl v0.5 ...
 OLD = """
