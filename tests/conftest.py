@@ -13,6 +13,7 @@ import pytest
 import rlctl.runtime  # noqa: F401  # collects less often while the tests import
 from rlctl import redaction
 from rlctl.runtime.cluster.session import INTERFACES
+from tests.plugin_folders import absent, is_there
 from tests.skips import EXTRAS, may_skip
 
 # A shell's background job and `nohup` ignore them, and so would every process of the tests.
@@ -23,8 +24,12 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `extra(name)` if the extra is not installed."""
+    """Skip tests whose extra is not installed, or whose folder of `rlctl/plugins` was deleted."""
     for item in items:
+        for marker in item.iter_markers("plugin"):
+            for folder in marker.args:
+                if not is_there(folder):
+                    item.add_marker(pytest.mark.skip(reason=absent(folder)))
         for marker in item.iter_markers("extra"):
             if find_spec(EXTRAS[marker.args[0]]) is None:
                 reason = f"the extra {marker.args[0]} is not installed: make test-extras"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 from importlib import import_module
 
-from rlctl.plugins.bridges.verl.translate import translate
 from rlctl.recipes.keys import schema_keys
+from tests.plugin_folders import is_there
 
 NAMES = (
     "fsspec",
@@ -28,14 +28,18 @@ NAMES = (
     "rlctl.runtime.cluster.session",
     "rlctl.runtime.resume",
     "rlctl.runtime.rewards.gsm8k",
-    "rlctl.plugins.objectives.judge",
     "rlctl.sweeps.sweep_launch",
     "rlctl.tracking.console_tracker",
 )
 
 for name in NAMES:
     import_module(name)
-for key in schema_keys():
-    translate(key, None)  # fills the caches of patterns
+if is_there("objectives"):
+    import_module("rlctl.plugins.objectives.judge")
+if is_there("bridges"):
+    from rlctl.plugins.bridges.verl.translate import translate
+
+    for key in schema_keys():
+        translate(key, None)  # fills the caches of patterns
 gc.collect()
 gc.freeze()  # a collection in a fork would copy the pages of these objects

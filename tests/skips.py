@@ -14,7 +14,8 @@ import pytest
 from rlctl.runtime.sandbox.isolation import has_bubblewrap, own_namespaces
 from rlctl.runtime.sandbox.namespaces import Namespaces
 from tests.browser import CHROMIUM
-from tests.plugins.console import slurm_cluster
+from tests.plugin_folders import FOLDERS, absent, is_there
+from tests.slurm_programs import missing_programs
 
 # What `make test` does not install, and `make test-extras` does; the module that shows it.
 EXTRAS = {
@@ -37,6 +38,7 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
         (f"the extra {extra} is not installed*", find_spec(module) is None, ["*"])
         for extra, module in EXTRAS.items()
     ),
+    *((absent(folder), not is_there(folder), ["*"]) for folder in FOLDERS),
     (
         "SGLang is not installed: make sglang",
         "RLCTL_SGLANG_PYTHON" not in os.environ,
@@ -57,7 +59,7 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
     ),
     (
         "not here: *",
-        bool(slurm_cluster.missing()),
+        bool(missing_programs()),
         ["tests/plugins/console/test_slurm*.py::*"],
     ),
     (

@@ -16,19 +16,24 @@ from rlctl.cli.complete import explained
 from rlctl.errors import ConfigError, DeviceMemoryError, NotFoundError, RlctlError
 from rlctl.explain.entries import code_of, error_entries, message_pattern, metric_entry
 from rlctl.explain.lookup import LIBRARIES, explain, known_names, library_options
-from rlctl.plugins.bridges.verl.tables import FEATURES
-from rlctl.plugins.bridges.verl.translate import aliases
 from rlctl.recipes.keys import schema_keys
 from tests.architecture.source import FILES
+from tests.plugin_folders import is_there
 
 
 @cache
 def texts() -> tuple[tuple[str, str], ...]:
     """Return file and text of every string of the code; placeholders of f-strings are …."""
-    sentences = (("tables.yaml", feature.sentence) for feature in FEATURES.values())
-    return *sentences, *(
+    return *_sentences_of_tables(), *(
         (str(path), text) for path in FILES for text in _texts(ast.parse(path.read_text()))
     )
+
+
+def _sentences_of_tables() -> Iterator[tuple[str, str]]:
+    if is_there("bridges"):
+        from rlctl.plugins.bridges.verl.tables import FEATURES
+
+        yield from (("tables.yaml", feature.sentence) for feature in FEATURES.values())
 
 
 def _texts(tree: ast.AST) -> Iterator[str]:
@@ -153,7 +158,10 @@ def test_the_end_of_a_key_is_explained_as_an_option_of_other_libraries_too() -> 
     assert [each.kind for each in explain("loss_type")] == ["key", "option of TRL"]
 
 
+@pytest.mark.plugin("bridges")
 def test_verl_names_of_a_key() -> None:
+    from rlctl.plugins.bridges.verl.translate import aliases
+
     assert aliases("critic.fsdp_config.param_offload") == [
         "critic.model.fsdp_config.param_offload",
         "critic.fsdp.param_offload",

@@ -18,7 +18,6 @@ import jsonschema
 import pytest
 
 from rlctl.data_prep.rows import PromptRow, write_rows
-from rlctl.plugins.console.board.serve import Listening, serve
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.sweep_record import Outcome, SweepDir, SweepRecord, Trial, TrialTable
@@ -149,6 +148,8 @@ def debug(here: Path) -> Any:
 
 def board(here: Path) -> Any:
     """The line of a board that listens: its address with the token answers."""
+    from rlctl.plugins.console.board.serve import Listening, serve
+
     out = io.StringIO()
 
     async def line() -> Any:
@@ -188,6 +189,11 @@ DOCUMENTS: list[Callable[[Path], Any]] = [
     board,
     runs_pull,
 ]
+OF_PLUGINS = {env_test: "agents", import_verl: "bridges", board: "console", runs_pull: "console"}
+CASES = [
+    pytest.param(make, marks=pytest.mark.plugin(OF_PLUGINS[make]) if make in OF_PLUGINS else ())
+    for make in DOCUMENTS
+]
 
 
 def path_of(make: Callable[[Path], Any]) -> str:
@@ -195,7 +201,7 @@ def path_of(make: Callable[[Path], Any]) -> str:
     return make.__name__.replace("_", " ")
 
 
-@pytest.mark.parametrize("make", DOCUMENTS, ids=path_of)
+@pytest.mark.parametrize("make", CASES, ids=path_of)
 def test_a_document_matches_its_schema(
     make: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
 from dataclasses import replace
@@ -17,7 +18,7 @@ from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.log import logging_to_stderr
 from rlctl.monitoring.alarms import Alarm
 from rlctl.monitoring.safe_console import SafeConsole
-from rlctl.plugins.console.label_changes import set_note
+from rlctl.runs.labels import LABELS_FILE
 from rlctl.runs.run_dir import RunDir
 from rlctl.terminal import visible
 from rlctl.tracking.console_tracker import ConsoleTracker
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run.update(recipe=HOSTILE, command=["rlctl", HOSTILE], state="finished", exit_code=0)
     fields = {"value": 1.0, "limit": 0.5, "hint": HOSTILE}
     run.event("alarm", name="kl", step=1, message=HOSTILE, **fields)
-    set_note(run.path, HOSTILE)
+    (run.path / LABELS_FILE).write_text(json.dumps({"tags": [], "note": HOSTILE}))
     sample = Sample(HOSTILE, HOSTILE, HOSTILE, 0.0, {}, 3, "stop", HOSTILE)
     messages = (
         Message("assistant", HOSTILE, True, reward=1.0),

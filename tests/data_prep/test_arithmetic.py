@@ -20,7 +20,6 @@ from rlctl.data_prep.gridworld import GridworldParams, gridworld
 from rlctl.data_prep.gsm8k import Gsm8kParams, gsm8k
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import UsageError
-from rlctl.plugins.agents.environments.calculator import calculate
 from tools.make_agent_model import expression
 
 EQUATION = re.compile(r"(\d+) ([+*-]) (\d+) = (\d+)")
@@ -136,7 +135,10 @@ def test_tools_make_rows_of_word_problems_episodes(tmp_path: Path) -> None:
         assert not [*agent_problems(plain[split], multi_turn=False)]
 
 
+@pytest.mark.plugin("agents")
 def test_large_problems_are_solved_by_one_expression() -> None:
+    from rlctl.plugins.agents.environments.calculator import calculate
+
     rows = arithmetic(ArithmeticParams(train=300, val=1, level=4))["train"]
     written = [expression(row.extra_info["answer"]) for row in rows]
     assert [calculate(each) for each in written] == [row.ground_truth for row in rows]

@@ -15,7 +15,6 @@ from rlctl.runtime.rank_info import RankInfo
 from tests.distributed.ranks import rank_info
 from tests.distributed.test_gradient import gradient
 from tests.models import MIXTURES, mixture_model, tiny_tokenizer, write_tiny_model
-from tests.plugins.objectives.test_reward_model import gradient as reward_gradient
 from tests.tolerance import PASSES, float64
 from tests.workers import actor, save, update, weights
 
@@ -84,6 +83,8 @@ def gradient_of(where: RankInfo, models: Path, case: Case) -> tuple[Tensor, dict
     settings = (*case.settings, *PASSES, *(() if alone else case.mesh))
     with float64():
         if case.role == "reward":
+            from tests.plugins.objectives.test_reward_model import gradient as reward_gradient
+
             return reward_gradient(where, model, None, settings)[0], {}
         cuts = 1 if alone else case.micro_batches
         return gradient(where, model, case.role, "token-mean", cuts, settings)

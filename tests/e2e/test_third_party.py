@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.plugins.console.sync import Sent
 from tests.forks import completed
 from tests.processes import run_python
 from tests.settings import given
@@ -55,10 +54,16 @@ def rlctl(
     return completed(list(arguments), folder, environment)
 
 
-def test_run_uses_the_plugins_and_their_settings(environment, tmp_path):
-    done = rlctl(environment, tmp_path, "train", "grpo", "--inline", "--name", "one", *SETTINGS)
+@pytest.fixture(scope="module")
+def run(environment, tmp_path_factory) -> Path:
+    """Return the folder of a run with the plug-ins."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = rlctl(environment, folder, "train", "grpo", "--inline", "--name", "one", *SETTINGS)
     assert done.returncode == 0, done.stderr
-    run = tmp_path / "runs" / "quickstart" / "one"
+    return folder / "runs" / "quickstart" / "one"
+
+
+def test_run_uses_the_plugins_and_their_settings(environment, run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines = [line.split("\t") for line in (run / "lines.tsv").read_text().splitlines()]
     assert (lines[0], lines[-1]) == (["#", "quickstart/one", "2 steps"], ["#", "finished"])
@@ -68,13 +73,20 @@ def test_run_uses_the_plugins_and_their_settings(environment, tmp_path):
     assert json.loads((run / "run.json").read_text())["trackers"] == {"tsv": "lines.tsv"}
     assert all("actor/leash" in row for row in rows)
     assert {row["critic/score/max"] for row in rows} <= {0.0, 0.25}
-    done = rlctl(environment, tmp_path, "lengths", "--run", "one")
+    done = rlctl(environment, run.parents[2], "lengths", "--run", "one")
     means = [f"{row['step']}\t{row['response_length/mean']:.1f}" for row in rows]
     assert done.stdout.splitlines() == means, done.stderr
-    done = rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "tsv")
+
+
+@pytest.mark.plugin("console", "bridges")
+def test_its_logger_has_nothing_to_sync(environment, run):
+    from rlctl.plugins.console.sync import Sent
+
+    folder, num_steps = run.parents[2], 2
+    done = rlctl(environment, folder, "runs", "sync", "one", "-l", "tsv")
     assert "nothing is missing" in done.stderr
-    done = rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "tensorboard", "--json")
-    sent = Sent("one", "tensorboard", ".", num_steps=len(rows), full_replay=True, total=len(rows))
+    done = rlctl(environment, folder, "runs", "sync", "one", "-l", "tensorboard", "--json")
+    sent = Sent("one", "tensorboard", ".", num_steps, full_replay=True, total=num_steps)
     assert json.loads(done.stdout) == [asdict(sent)]
     assert list(run.glob("events.out.tfevents*"))
 

@@ -22,7 +22,7 @@ from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.ownership import Place, register
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.checkpoint_store import CONFIG, CheckpointStore
-from tests.plugins.console.board.serving import serving
+from tests.plugin_folders import can_run, is_there, of_commands
 from tests.recorded import called, record
 
 ESCAPE, MARKUP = "\x1b]0;owned\x07\x1b[31m", "<script>alert(1)</script>"
@@ -35,7 +35,11 @@ READ = (
     *("show x --diff", "show x --diff y", "runs export x x.tar"),
     *("runs prune x --dry-run", "runs tag x a", "runs note x b", "engines list x"),
 )
-LINKED_READ = (*READ, "resume x --inline", "runs sync x --logger wandb", "export x out")
+LINKED_READ = [
+    line
+    for line in (*READ, "resume x --inline", "runs sync x --logger wandb", "export x out")
+    if can_run(line)
+]
 SECRET = "TOPSECRET"
 USE = (
     *("rerun x", "rerun x --force --inline"),
@@ -185,7 +189,7 @@ def before_and_after(
     assert not (trap.folder.parent / "ran").exists()
 
 
-@pytest.mark.parametrize("line", READ)
+@pytest.mark.parametrize("line", of_commands(READ))
 def test_reading_commands(line: str, trap: Trap) -> None:
     with trap.watching():
         done = called(*line.split())
@@ -196,7 +200,7 @@ def test_reading_commands(line: str, trap: Trap) -> None:
         assert "<script>alert" not in page.read_text()
 
 
-@pytest.mark.parametrize("line", USE)
+@pytest.mark.parametrize("line", of_commands(USE))
 def test_commands_that_would_use_its_code(line: str, trap: Trap) -> None:
     with trap.watching():
         done = called(*line.split())
@@ -213,8 +217,18 @@ def test_export_copies_its_model_as_data(trap: Trap, tmp_path: Path) -> None:
     assert (tmp_path / "model" / "evil.py").is_file()
 
 
+@contextmanager
+def served(root: Path) -> Iterator[Any]:
+    """Serve the board of a folder of runs, whose package may be absent before the call."""
+    from tests.plugins.console.board.serving import serving
+
+    with serving(root) as board:
+        yield board
+
+
+@pytest.mark.plugin("console")
 def test_the_board(root: Path, trap: Trap) -> None:
-    with serving(root) as board, trap.watching():
+    with served(root) as board, trap.watching():
         for path in ("runs", "view", "samples", "logs", "report", "system", "sweeps"):
             status, text = board.request(f"/api/{path}?run=p/x&process=worker")
             assert status in (200, 400, 404), (path, text)
@@ -280,16 +294,21 @@ def test_a_file_that_is_a_link_is_not_followed(
             assert done.returncode != 70, (line, done.stderr)
             for page in tmp_path.glob("*.html"):
                 assert SECRET not in page.read_text()
-        with serving(copy) as board:
-            for action in ("tag", "note", "stop"):
-                assert board.act("p/x", action, "a")[0] in (200, 400, 404, 409), action
-            for path in ("runs", "view", "samples", "logs", "report", "system", "sweeps"):
-                status, text = board.request(f"/api/{path}?run=p/x&process=worker-0")
-                assert status in (200, 400, 404, 409) or "must not be a link" in text, (path, text)
-                assert SECRET not in text
+        if is_there("console"):
+            the_board_follows_no_file(copy)
     assert before == {path: path.read_bytes() for path in before}
     if name != "attempts/latest":
         assert not linked.is_symlink() or os.readlink(linked) == str(target)
+
+
+def the_board_follows_no_file(runs: Path) -> None:
+    with served(runs) as board:
+        for action in ("tag", "note", "stop"):
+            assert board.act("p/x", action, "a")[0] in (200, 400, 404, 409), action
+        for path in ("runs", "view", "samples", "logs", "report", "system", "sweeps"):
+            status, text = board.request(f"/api/{path}?run=p/x&process=worker-0")
+            assert status in (200, 400, 404, 409) or "must not be a link" in text, (path, text)
+            assert SECRET not in text
 
 
 LINKED_FOLDERS = (
@@ -318,11 +337,16 @@ def test_a_folder_that_is_a_link_is_not_followed(
         done = called("show", "x", "--samples")
         assert done.returncode == 5, done.stderr
         assert "must not be a link" in done.stderr
-        with serving(copy) as board:
-            for path in ("view", "samples", "logs", "report", "system"):
-                status, text = board.request(f"/api/{path}?run=p/x&process=worker-0")
-                assert status == 409, (path, text)
-                assert "must not be a link" in text
+        if is_there("console"):
+            the_board_follows_no_folder(copy)
+
+
+def the_board_follows_no_folder(runs: Path) -> None:
+    with served(runs) as board:
+        for path in ("view", "samples", "logs", "report", "system"):
+            status, text = board.request(f"/api/{path}?run=p/x&process=worker-0")
+            assert status == 409, (path, text)
+            assert "must not be a link" in text
 
 
 def test_folders_elsewhere_and_a_linked_root_are_read(tmp_path: Path, monkeypatch: Any) -> None:
@@ -342,10 +366,11 @@ def test_folders_elsewhere_and_a_linked_root_are_read(tmp_path: Path, monkeypatc
         shown = called("show", name, "--samples")
         assert shown.returncode == 0, shown.stderr
         assert "of the run" in shown.stdout
-    with serving(tmp_path / "runs") as board:
-        status, text = board.request("/api/samples?run=p/x")
-    assert status == 200, text
-    assert "of the run" in text
+    if is_there("console"):
+        with served(tmp_path / "runs") as board:
+            status, text = board.request("/api/samples?run=p/x")
+        assert status == 200, text
+        assert "of the run" in text
     secret = run.path / "generations" / "images"
     secret.symlink_to(tmp_path)
     assert "must not be a link" in called("show", "y").stderr
@@ -354,6 +379,7 @@ def test_folders_elsewhere_and_a_linked_root_are_read(tmp_path: Path, monkeypatc
     assert called("show", "x").returncode == 0
 
 
+@pytest.mark.plugin("console")
 @pytest.mark.parametrize("name", ["exports", "board"])
 def test_the_board_writes_into_no_folder_that_is_a_link(
     name: str, root: Path, tmp_path: Path, trap: Trap
@@ -362,7 +388,7 @@ def test_the_board_writes_into_no_folder_that_is_a_link(
     outside = trap.folder / "contents"
     before = sorted(outside.rglob("*"))
     (copy / "p" / "x" / name).symlink_to(outside)
-    with serving(copy) as board:
+    with served(copy) as board:
         status, text = board.act("p/x", "export", "a")
     assert status == 409, text
     assert sorted(outside.rglob("*")) == before

@@ -12,10 +12,8 @@ import pytest
 
 from rlctl.__main__ import main
 from rlctl.errors import ConflictError, NotFoundError, UsageError
-from rlctl.plugins.console.commands.compare import print_comparison
-from rlctl.plugins.console.label_changes import change_tags, set_note
 from rlctl.runs import trash
-from rlctl.runs.labels import Labels, read_labels
+from rlctl.runs.labels import LABELS_FILE, Labels, read_labels
 from rlctl.runs.listing import RunQuery, where
 from rlctl.runs.run_comparison import compare
 from rlctl.runs.run_dir import RunDir
@@ -122,7 +120,7 @@ def test_a_store_reads_what_has_changed(root):
     store = RunStore(root)
     before = {run.name: run for run in store.runs()}
     RunDir(root / "p" / "a").update(total_steps=7)
-    change_tags(root / "p" / "b", ["good"])
+    (root / "p" / "b" / LABELS_FILE).write_text('{"tags": ["good"]}')
     after = {run.name: run for run in store.runs()}
     assert after["a"].record.total_steps == 7  # type: ignore[union-attr]
     assert after["b"].labels.tags == ("good",)
@@ -145,7 +143,10 @@ def test_compare_uses_the_last_common_step(root):
     assert with_empty.metrics[ACC].at == [0.5, None]
 
 
+@pytest.mark.plugin("console")
 def test_tags_and_notes_are_in_a_file_of_their_own(root):
+    from rlctl.plugins.console.label_changes import change_tags, set_note
+
     folder = root / "p" / "a"
     before = (folder / "run.json").read_bytes()
     assert change_tags(folder, ["good", "+old", "draft"]).tags == ("good", "old", "draft")
@@ -186,6 +187,7 @@ def test_removed_runs_can_be_restored(root):
         trash.restore(root, "a")
 
 
+@pytest.mark.plugin("console")
 def test_a_run_of_another_folder_goes_into_the_trash_of_its_own(root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = called("runs", "rm", str(root / "p" / "a"), "--root", str(tmp_path / "x"), cwd=tmp_path)
@@ -206,14 +208,20 @@ def test_a_folder_without_a_readable_name_is_skipped(root, caplog):
         shutil.rmtree(bad)
 
 
+@pytest.mark.plugin("console")
 def test_tags_that_are_added_at_the_same_time_are_all_kept(root):
+    from rlctl.plugins.console.label_changes import change_tags
+
     folder = next(run.path for run in RunStore(root).runs())
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: change_tags(folder, [f"t{number}"]), range(40)))
     assert {f"t{number}" for number in range(40)} <= set(read_labels(folder).tags)
 
 
+@pytest.mark.plugin("console")
 def test_runs_of_several_seeds_have_a_mean(tmp_path, capsys):
+    from rlctl.plugins.console.commands.compare import print_comparison
+
     runs = []
     for seed, value in ((1, 0.2), (2, 0.4)):
         run = RunDir.create(tmp_path, "p", f"seed-{seed}", "ppo")

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from rlctl.errors import MissingExtraError, ResourceError
-from rlctl.plugins.bridges.sglang import _launch_arguments
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.build import load_algorithm
@@ -94,6 +93,13 @@ def test_an_engine_gets_most_of_a_gpu_of_its_own(
 LIMITS = "max_num_seqs", "max_num_batched_tokens"
 
 
+def with_limits(folder: Path, where: RankInfo, limits: tuple[int, ...]) -> EngineSpec:
+    """Return the spec of an engine for a tiny model, which is written to the folder."""
+    named = zip(LIMITS, limits, strict=False)
+    words = [f"actor_rollout_ref.rollout.{name}={value}" for name, value in named]
+    return spec_of(where, *given(model=write_tiny_model(folder)), *words)
+
+
 @pytest.mark.parametrize(
     ("where", "limits", "expected"),
     [
@@ -106,16 +112,24 @@ LIMITS = "max_num_seqs", "max_num_batched_tokens"
 def test_engines_have_their_own_limits_by_default(
     tmp_path: Path, where: RankInfo, limits: tuple[int, ...], expected: tuple[int | None, ...]
 ) -> None:
-    """vLLM's own depend on the GPU, and so do SGLang's; on a CPU they stay as they were."""
-    named = zip(LIMITS, limits, strict=False)
-    words = [f"actor_rollout_ref.rollout.{name}={value}" for name, value in named]
-    spec = spec_of(where, *given(model=write_tiny_model(tmp_path)), *words)
+    """vLLM's own depend on the GPU; on a CPU they stay as they were."""
+    spec = with_limits(tmp_path, where, limits)
     assert tuple(map(engine_arguments(spec).get, LIMITS)) == expected
-    flags = _launch_arguments(spec)
+    assert rows_at_a_time(spec.rollout, where.device) == (expected[0] or 1024)
+
+
+@pytest.mark.plugin("bridges")
+@pytest.mark.parametrize("where", [GPU, CPU])
+@pytest.mark.parametrize("limits", [(), (64, 512)])
+def test_sglang_has_its_own_limits_by_default(
+    tmp_path: Path, where: RankInfo, limits: tuple[int, ...]
+) -> None:
+    from rlctl.plugins.bridges.sglang import _launch_arguments
+
+    flags = _launch_arguments(with_limits(tmp_path, where, limits))
     assert "None" not in flags
     assert ("--max-prefill-tokens" in flags) == bool(limits)
     assert ("--max-running-requests" in flags) == (bool(limits) or where is CPU)
-    assert rows_at_a_time(spec.rollout, where.device) == (expected[0] or 1024)
 
 
 @pytest.mark.parametrize(

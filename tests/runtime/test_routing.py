@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlctl.plugins.agents.tokens import Tokens
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
@@ -151,8 +150,11 @@ def test_experts_get_the_replayed_choice(kind: str, tmp_path: Path) -> None:
         assert torch.equal(experts.where(given != OWN, given), given)
 
 
+@pytest.mark.plugin("agents")
 def test_a_turn_adds_the_experts_of_the_tokens_that_it_computed() -> None:
     """A token that ends a turn, and a reply, are computed with the next turn."""
+    from rlctl.plugins.agents.tokens import Tokens
+
     shape = RoutingShape(layers=1, top_k=1, dtype=torch.int8)
     tokens = Tokens([7, 8])
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 from unittest.mock import MagicMock, create_autospec
 
@@ -21,20 +20,15 @@ import pytest
 import torch
 
 from rlctl.errors import RlctlError
-from rlctl.plugins.agents.generator import EpisodeGenerator
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Batch, Prompts, Ragged, Rollouts
-from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
+from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.generation.overlap import OverlappedGenerator
 from rlctl.runtime.generation.policy_engines import ColocatedEngines, RankEngines, TurnEngines
 from rlctl.runtime.generation.schedule import Schedule
 from rlctl.runtime.generation.separate_engines import SeparateEngines
-from rlctl.runtime.generation.stream import Player, SingleTurns, Stream, StreamedGenerator
-from rlctl.runtime.model.sequences import prompt_numbers
+from rlctl.runtime.generation.stream import Player, SingleTurns, Stream
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from tests.plugins.agents.quiz import write_quiz
-from tests.plugins.agents.test_episodes import episodes, generate
 from tests.progress import wait_until
 from tests.settings import given
 
@@ -270,33 +264,6 @@ def test_close_gives_up_an_exchange_that_hangs(monkeypatch: pytest.MonkeyPatch) 
             stream.close()
         assert not engines.has_ended.is_set()
         engines.may_end.set()
-
-
-def test_episodes_of_a_stream_are_those_of_a_batch(tmp_path: Path) -> None:
-    """Each prompt is a group of its own; all are played at the same time."""
-    quiz = write_quiz(tmp_path, 3, num_problems=2)
-    with episodes(quiz) as (roles, asked):
-        batch = generate(roles, asked)
-        generator = roles.generator
-        assert isinstance(generator, EpisodeGenerator)
-        engines = generator.engines
-        with streamed(engines, generator) as stream:
-            groups = [asked.select(torch.tensor([i])) for i in range(len(asked))]
-            futures = [stream.submit(each, seed=3) for each in groups]
-            found = [each.result(WAIT_S) for each in futures]
-            validating = StreamedGenerator(engines, stream)
-            validated = validating.generate_sequences(asked, 3, validate=True)
-        assert not +stream._schedule.states
-    ids = [row.tolist() for each in found for row in each.response_ids.rows()]
-    assert ids == [row.tolist() for row in batch.response_ids.rows()]
-    assert torch.equal(torch.cat([each.group for each in found]), batch.group)
-    assert {each.outcome for part in found for each in part.episodes} == {"done"}
-    assert len(validated) == len(asked)
-    # A resumed run joins groups of its checkpoint to new ones.
-    write_rollouts(tmp_path / "groups", found[0], [0] * len(found[0]))
-    stored = read_rollouts(tmp_path / "groups", asked.rows, Rollouts)
-    both = Batch.concat([stored, *found[1:]])
-    assert len(prompt_numbers(both.prompt_ids, images=both.images)) == len(batch)
 
 
 def one_slot(responses: Open) -> Open:

@@ -10,7 +10,6 @@ import pytest
 
 from rlctl.__main__ import main
 from rlctl.errors import ConfigError, ResourceError
-from rlctl.plugins.agents.chat_bridge import ChatBridge
 from rlctl.recipes.compose import compose
 from rlctl.runtime.data.tokenizer import (
     encode_prompt,
@@ -165,6 +164,13 @@ def test_a_last_message_of_the_assistant_is_continued(folder: Path) -> None:
     assert again == f"{closed}<|im_start|>assistant\n"
     calls = [{**BEGUN[-1], "tool_calls": []}, {"role": "tool", "content": "4"}]
     assert not ends_with_assistant([*CHAT, *calls])
+
+
+@pytest.mark.plugin("agents")
+def test_an_agent_continues_it_likewise(folder: Path) -> None:
+    from rlctl.plugins.agents.chat_bridge import ChatBridge
+
+    tokenizer = load_tokenizer(str(folder))
     bridge = ChatBridge(tokenizer, [tokenizer.convert_tokens_to_ids("<|im_end|>")])
     assert bridge.opening_ids(BEGUN, []) == encode_prompt(tokenizer, BEGUN)
 

@@ -22,15 +22,18 @@ from rlctl.plugins.agents.episode import EpisodeSettings, turn_seed
 from rlctl.plugins.agents.generator import EpisodeGenerator
 from rlctl.quickstart import AGENT, real_path
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.batch import Batch, Prompts, Rollouts
 from rlctl.runtime.build import build_actor, load_algorithm
+from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.generation.policy_engines import ColocatedEngines
 from rlctl.runtime.generation.schedule import OnStates
+from rlctl.runtime.generation.stream import StreamedGenerator
 from rlctl.runtime.model.attention import use_rlctl_attention
+from rlctl.runtime.model.sequences import prompt_numbers
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Reward, Roles
 from rlctl.runtime.rollout.engine import random_stream, random_streams
@@ -38,6 +41,7 @@ from rlctl.suggest import hydra_text
 from tests.distributed.ranks import rank_info
 from tests.generation import exact_log_probs
 from tests.plugins.agents.quiz import write_quiz
+from tests.runtime.test_stream import WAIT_S, streamed
 from tests.settings import given
 from tests.tolerance import assert_as_exact
 
@@ -294,3 +298,30 @@ def test_episodes_whose_process_is_killed_once_are_played_again(
         with pytest.raises(RlctlError, match=r"12 of 12 episodes failed.*environment_lost"):
             generate(roles, prompts)
     assert (tmp_path / "kills").stat().st_size == 0
+
+
+def test_episodes_of_a_stream_are_those_of_a_batch(tmp_path: Path) -> None:
+    """Each prompt is a group of its own; all are played at the same time."""
+    quiz = write_quiz(tmp_path, 3, num_problems=2)
+    with episodes(quiz) as (roles, asked):
+        batch = generate(roles, asked)
+        generator = roles.generator
+        assert isinstance(generator, EpisodeGenerator)
+        engines = generator.engines
+        with streamed(engines, generator) as stream:
+            groups = [asked.select(torch.tensor([i])) for i in range(len(asked))]
+            futures = [stream.submit(each, seed=3) for each in groups]
+            found = [each.result(WAIT_S) for each in futures]
+            validating = StreamedGenerator(engines, stream)
+            validated = validating.generate_sequences(asked, 3, validate=True)
+        assert not +stream._schedule.states
+    ids = [row.tolist() for each in found for row in each.response_ids.rows()]
+    assert ids == [row.tolist() for row in batch.response_ids.rows()]
+    assert torch.equal(torch.cat([each.group for each in found]), batch.group)
+    assert {each.outcome for part in found for each in part.episodes} == {"done"}
+    assert len(validated) == len(asked)
+    # A resumed run joins groups of its checkpoint to new ones.
+    write_rollouts(tmp_path / "groups", found[0], [0] * len(found[0]))
+    stored = read_rollouts(tmp_path / "groups", asked.rows, Rollouts)
+    both = Batch.concat([stored, *found[1:]])
+    assert len(prompt_numbers(both.prompt_ids, images=both.images)) == len(batch)

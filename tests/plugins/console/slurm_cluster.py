@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from getpass import getuser
 from pathlib import Path
 
 from tests.plugins.console.queued import wait
+from tests.slurm_programs import find_program
 
-DAEMONS = ("munged", "slurmctld", "slurmd")
 CONFIG = """\
 ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
@@ -43,16 +42,6 @@ PartitionName=a Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def missing() -> list[str]:
-    """Return the programs of SLURM that are not installed."""
-    return [name for name in ("sbatch", *DAEMONS) if found(name) is None]
-
-
-def found(name: str) -> str | None:
-    """Return the path of a program, which may be outside of a user's PATH."""
-    return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
-
-
 @contextmanager
 def one_node(folder: Path) -> Iterator[dict[str, str]]:
     """Run the daemons as this user; yield the variables with which commands find the cluster."""
@@ -79,7 +68,7 @@ def one_node(folder: Path) -> Iterator[dict[str, str]]:
             daemon, *words = command
             log = stack.enter_context((folder / f"{daemon}.out").open("wb"))
             process = subprocess.Popen(
-                [str(found(daemon)), *words],
+                [str(find_program(daemon)), *words],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

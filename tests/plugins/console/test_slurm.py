@@ -19,9 +19,9 @@ from rlctl.recipes.compose import compose
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
-from tests.plugins.console import slurm_cluster
 from tests.plugins.console.queued import wait
 from tests.recorded import called
+from tests.slurm_programs import missing_programs
 
 STAND_INS = {
     "sbatch": """case "$*" in
@@ -136,9 +136,7 @@ def test_without_a_cluster_the_error_names_what_is_missing(
     assert (done.returncode, "rlctl queue add" in done.stderr) == (7, True)
 
 
-@pytest.mark.skipif(
-    bool(slurm_cluster.missing()), reason=f"not here: {', '.join(slurm_cluster.missing())}"
-)
+@pytest.mark.skipif(bool(missing_programs()), reason=f"not here: {', '.join(missing_programs())}")
 def test_the_parser_of_a_real_sbatch_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = "ClusterName=x\nSlurmctldHost=localhost\nNodeName=localhost\n"
     (tmp_path / "slurm.conf").write_text(config)

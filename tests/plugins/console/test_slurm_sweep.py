@@ -24,6 +24,7 @@ from tests.plugins.console.queued import wait
 from tests.plugins.console.test_slurm import here, job
 from tests.recorded import called
 from tests.settings import given
+from tests.slurm_programs import missing_programs
 
 __all__ = ["here"]  # the fixture
 
@@ -142,9 +143,7 @@ def test_a_task_runs_its_run(here: Path):
 
 @pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.skipif(
-    bool(slurm_cluster.missing()), reason=f"not here: {', '.join(slurm_cluster.missing())}"
-)
+@pytest.mark.skipif(bool(missing_programs()), reason=f"not here: {', '.join(missing_programs())}")
 def test_runs_and_sweeps_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     own = given(batch=8, mini_batch=8, response=8, val_rows=8, threads=1)
     own += given(steps=2, validate=1, save=1)

@@ -1,0 +1,54 @@
+"""Folders of `rlctl/plugins`: which of them this tree lacks, and what is in each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("agents", "bridges", "console", "objectives")
+
+
+def is_there(folder: str) -> bool:
+    """Return True if the folder of `rlctl/plugins` was not deleted."""
+    return (ROOT / "rlctl" / "plugins" / folder / "__init__.py").is_file()
+
+
+def absent(folder: str) -> str:
+    """Return the reason to skip a test that needs the folder."""
+    return f"rlctl/plugins/{folder} is not in this tree"
+
+
+def folder_of(kind: str, name: str) -> str | None:
+    """Return the folder that has the plug-in `name`; None if it is in the core or unknown."""
+    for point in entry_points(group=f"rlctl.{kind}", name=name):
+        parts = point.module.split(".")
+        if parts[:2] == ["rlctl", "plugins"]:
+            return parts[2]
+    return None
+
+
+def folder_of_command(line: str) -> str | None:
+    """Return the folder that has the command with which the line begins."""
+    first, second, *_ = *line.split(), "", ""
+    return folder_of("commands", first) or folder_of(f"commands.{first}", second)
+
+
+def can_run(line: str) -> bool:
+    """Return False if the folder of the line's command was deleted."""
+    folder = folder_of_command(line)
+    return folder is None or is_there(folder)
+
+
+def marks_of(*folders: str | None) -> list[pytest.MarkDecorator]:
+    """Return the marks of a case that needs the folders."""
+    return [pytest.mark.plugin(folder) for folder in folders if folder is not None]
+
+
+def of_commands(lines: Iterable[str]) -> list[Any]:
+    """Return command lines as parameters of a test, marked with the folders of their commands."""
+    return [pytest.param(line, marks=marks_of(folder_of_command(line))) for line in lines]
