@@ -31,6 +31,7 @@ QUICK = (
 )
 ALL = (
     *("tests/numerics", "tests/runtime/test_attention.py", "tests/runtime/test_vision.py"),
+    *(f"tests/plugins/objectives/test_{name}.py" for name in ("distillation", "replies")),
     *("tests/runtime/test_fused.py", "tests/runtime/test_hf_engine.py"),
     *("tests/runtime/test_probe.py", "tests/runtime/test_routing.py"),
     *("tests/runtime/test_rollout_correction.py", "tests/runtime/test_engine_contract.py"),

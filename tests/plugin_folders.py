@@ -18,6 +18,11 @@ def is_there(folder: str) -> bool:
     return (ROOT / "rlctl" / "plugins" / folder / "__init__.py").is_file()
 
 
+def in_this_tree(path: str) -> bool:
+    """Return False for a file, or what begins with its path, of a folder that was deleted."""
+    return not any(f"plugins/{folder}/" in path for folder in FOLDERS if not is_there(folder))
+
+
 def absent(folder: str) -> str:
     """Return the reason to skip a test that needs the folder."""
     return f"rlctl/plugins/{folder} is not in this tree"

@@ -37,8 +37,7 @@ for name in NAMES:
 if is_there("objectives"):
     import_module("rlctl.plugins.objectives.judge")
 if is_there("bridges"):
-    from rlctl.plugins.bridges.verl.translate import translate
-
+    translate = import_module("rlctl.plugins.bridges.verl.translate").translate
     for key in schema_keys():
         translate(key, None)  # fills the caches of patterns
 gc.collect()

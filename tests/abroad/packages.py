@@ -36,6 +36,7 @@ CORE = (
     *(f"{HERE}/on_quickstart.py", "tests/cli/test_early_errors.py"),
     "tests/architecture/test_private_names.py",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/numerics").glob("test_*.py")),
+    *(f"tests/plugins/objectives/test_{name}.py" for name in ("distillation", "replies")),
     *(f"tests/runtime/test_{name}.py" for name in ("attention", "vision", "model_types")),
     *(f"tests/runtime/test_{name}.py" for name in ("hf_engine", "optimizers", "tokenizer")),
     *(f"tests/distributed/test_{name}.py" for name in ("state", "lora", "gradient")),

@@ -1,6 +1,7 @@
 """Imports go one way, and the command line stays light."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -8,9 +9,14 @@ import tomllib
 import pytest
 from importlinter.cli import lint_imports
 
-from tests.architecture.source import HEAVY, ROOT, parsed
+from tests.architecture.source import HEAVY, ROOT, TEST_FILES, name_of, nodes, parsed
+from tests.plugin_folders import FOLDERS, in_this_tree
+
+# Programs that are started by hand and need all folders of `rlctl/plugins`.
+PROGRAMS = ("tests/abroad/", "tests/e2e/combinations.py", "tests/e2e/soak")
 
 
+@pytest.mark.plugin(*FOLDERS)
 def test_imports_go_one_way(capsys, monkeypatch):
     monkeypatch.setattr(
         "logging.config.dictConfig", lambda _: None
@@ -65,11 +71,29 @@ def test_every_entry_point_names_something_that_is_there():
     for group in points.values():
         for target in group.values():
             module, _, name = target.partition(" [")[0].partition(":")
-            tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
+            file = module.replace(".", "/") + ".py"
+            if not in_this_tree(file):
+                continue
+            tree = ast.parse((ROOT / file).read_text())
             targets = [each for node in tree.body for each in getattr(node, "targets", [])]
             names = {getattr(each, "id", None) for node in targets for each in ast.walk(node)}
             names |= {getattr(node, "name", None) for node in tree.body}
             assert name in names, target
+
+
+def test_tests_import_a_plug_in_where_it_may_be_absent():
+    """At the top of a module only if the tests of its folder are there: see `make without`."""
+    plugin = re.compile(r"\b(?:rlctl|tests)\.plugins\.(\w+)")
+    found = [
+        f"{name_of(path)}:{node.lineno} imports a plug-in of {folder}"
+        for path in TEST_FILES
+        if not name_of(path).startswith(PROGRAMS)
+        for inside, node in nodes(parsed(path))
+        if isinstance(node, ast.Import | ast.ImportFrom) and not inside
+        for folder in plugin.findall(ast.unparse(node))
+        if folder in FOLDERS and f"tests/plugins/{folder}/" not in name_of(path)
+    ]
+    assert not found, "import it in tests marked `plugin(folder)`: " + ", ".join(found)
 
 
 # Import names of what extras install.

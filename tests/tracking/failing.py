@@ -21,7 +21,6 @@ import yaml
 from wandb.sdk.data_types._private import MEDIA_TMP  # each process removes it at its end
 
 import rlctl.tracking.wandb  # noqa: F401
-from rlctl.plugins.console.sync import sync
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.runs.tracked import run_info
@@ -96,6 +95,8 @@ def play(run: RunDir, case: Case, address: str, finish_s: float) -> None:
     log = run.path / "log.txt"
 
     def sync_once() -> None:
+        from rlctl.plugins.console.sync import sync
+
         sent = sync(RunStore(root).find(run.path.name), case.logger)
         (run.path / "result.json").write_text(json.dumps(str(sent)))
 

@@ -22,6 +22,8 @@ from tests.tracking.wandb_server import wandb_server
 
 SAMPLES = "val/generations"
 STEPS = range(1, NUM_STEPS + 1)
+# Each case ends with `rlctl runs sync`.
+pytestmark = pytest.mark.plugin("console")
 EXPECTED = {step: set(row(step)) | ({SAMPLES} if step % 2 == 0 else set()) for step in STEPS}
 
 

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from rlctl.errors import ConflictError, RlctlError, UsageError
-from rlctl.plugins.bridges.tensorboard import TensorBoardTracker
 from rlctl.plugins.console.sync import sync
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
@@ -158,7 +157,10 @@ def test_refused_steps_are_sent_by_the_next_sync(run):
     assert sent_by(run) == []
 
 
+@pytest.mark.plugin("bridges")
 def test_tensorboard_curves_are_in_order_of_steps(run):
+    from rlctl.plugins.bridges.tensorboard import TensorBoardTracker
+
     tracker = TensorBoardTracker()
     config = yaml.safe_load((run.path / "config.yaml").read_text())
     run.update(trackers={"tensorboard": tracker.start(run_info(run.record, run.path, config, 9))})
