@@ -17,19 +17,12 @@ from unittest.mock import patch
 from docs.keys import keys
 from rlctl.explain.entries import error_entries, metric_entries
 from rlctl.explain.lookup import library_options
-from rlctl.plugins.bridges.verl.tables import (
-    PLUGIN_SETTINGS,
-    RENAMED,
-    RULES,
-    SFT_RENAMED,
-    WORDS,
-    Rule,
-)
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
+    from rlctl.plugins.bridges.verl.tables import Rule
     from rlctl.recipes import schema
     from rlctl.runtime.model.load import Kind
 
@@ -91,6 +84,14 @@ def options(library: str) -> str:
 
 def verl_renamed() -> str:
     """Return the tables of verl's keys that have other names here."""
+    from rlctl.plugins.bridges.verl.tables import (
+        PLUGIN_SETTINGS,
+        RENAMED,
+        RULES,
+        SFT_RENAMED,
+        WORDS,
+    )
+
     tables = {
         "## Renamed keys": RENAMED,
         "## Settings of plug-ins": PLUGIN_SETTINGS,
@@ -113,6 +114,8 @@ def verl_renamed() -> str:
 
 def verl_dropped() -> str:
     """Return the table of verl's keys without a counterpart."""
+    from rlctl.plugins.bridges.verl.tables import RULES
+
     rows = (
         (code(rule.keys), _accepted(rule), rule.unused or rule.drop)
         for rule in RULES

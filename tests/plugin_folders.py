@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -55,5 +55,12 @@ def marks_of(*folders: str | None) -> list[pytest.MarkDecorator]:
 
 
 def of_commands(lines: Iterable[str]) -> list[Any]:
-    """Return command lines as parameters of a test, marked with the folders of their commands."""
-    return [pytest.param(line, marks=marks_of(folder_of_command(line))) for line in lines]
+    """Return command lines as parameters of a test, marked with the folders of their commands.
+
+    A mapping of lines has the second parameter.
+    """
+    values = lines.items() if isinstance(lines, Mapping) else ((line,) for line in lines)
+    return [
+        pytest.param(line, *more, marks=marks_of(folder_of_command(line)), id=line or None)
+        for line, *more in values
+    ]

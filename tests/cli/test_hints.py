@@ -10,6 +10,7 @@ import pytest
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.runs.run_dir import RunDir
 from tests.cli.test_json_documents import made_sweep
+from tests.plugin_folders import of_commands
 from tests.recorded import called
 
 _SECRET = "hf_abcdefghijklmnopqrstuvwxyzabcdefgh"
@@ -93,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-@pytest.mark.parametrize(("line", "hint"), COMMANDS.items(), ids=COMMANDS)
+@pytest.mark.parametrize(("line", "hint"), of_commands(COMMANDS))
 def test_a_command_line_gets_its_hint(line: str, hint: str, folder: Path) -> None:
     done = called(*shlex.split(line), cwd=folder)
     assert done.returncode in range(1, 70), done.stderr
