@@ -18,6 +18,7 @@ SMALL_BATCH = f"""{RATE} "data.train_batch_size": 8, "data.max_response_length":
     "actor_rollout_ref.actor.ppo_mini_batch_size": 8, "trainer.num_threads": 1,"""
 
 
+@pytest.mark.plugin("console")
 def test_documented_blocks_run(here, monkeypatch, capfd):
     page = PAGE.read_text(encoding="utf-8")
     assert (page.count(STEPS), page.count(RATE)) == (2, 1)

@@ -150,6 +150,7 @@ def test_profile_settings_are_checked(caplog: pytest.LogCaptureFixture) -> None:
     assert "step 9 has no profile" in caplog.text
 
 
+@pytest.mark.plugin("bridges")
 def test_verl_keys_become_profile_settings() -> None:
     role = "actor_rollout_ref.actor.profiler"
     composed = compose(

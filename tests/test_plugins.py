@@ -19,19 +19,17 @@ def test_names_are_listed_without_importing() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert plugins.names("rewards")[:2] == ["choice", "countdown"]
+    assert plugins.names("samplers") == ["curriculum", "random", "sequential", "thompson"]
     assert plugins.names("nothing") == []
 
 
 def test_unknown_name_raises_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="unknown reward 'gms8k'") as caught:
         plugins.load("rewards", "gms8k")
-    assert (
-        caught.value.problems[0].hint
-        == "did you mean 'gsm8k'? known: choice, countdown, geo3k, gsm8k, ifeval, judge, "
-        "judge_group, judge_pairs, math, pattern, reasoning_gym, same_text, "
-        "FILE.py:NAME or module:NAME"
-    )
+    known = ", ".join(plugins.names("rewards"))
+    assert "geo3k, gsm8k" in known
+    hint = f"did you mean 'gsm8k'? known: {known}, FILE.py:NAME or module:NAME"
+    assert caught.value.problems[0].hint == hint
     with pytest.raises(ConfigError) as caught:
         plugins.load("environments", "game.py")
     assert str(caught.value.problems[0].hint).endswith("game.py:NAME or module:NAME")
