@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def folder_of(kind: str, name: str) -> str | None:
 
 
 def folder_of_command(line: str) -> str | None:
-    """Return the folder that has the command with which the line begins."""
+    """Return the folder that has the command with which the line begins; None for the core."""
     first, second, *_ = *line.split(), "", ""
     return folder_of("commands", first) or folder_of(f"commands.{first}", second)
 
@@ -54,13 +54,14 @@ def marks_of(*folders: str | None) -> list[pytest.MarkDecorator]:
     return [pytest.mark.plugin(folder) for folder in folders if folder is not None]
 
 
-def of_commands(lines: Iterable[str]) -> list[Any]:
-    """Return command lines as parameters of a test, marked with the folders of their commands.
+def of_commands(cases: Iterable[Any]) -> list[Any]:
+    """Return cases as parameters of a test, marked with the folder of the command of each.
 
-    A mapping of lines has the second parameter.
+    A case is a command line or its words, or a sequence that begins with one.
     """
-    values = lines.items() if isinstance(lines, Mapping) else ((line,) for line in lines)
-    return [
-        pytest.param(line, *more, marks=marks_of(folder_of_command(line)), id=line or None)
-        for line, *more in values
-    ]
+    params = []
+    for case in cases:
+        values = (case,) if isinstance(case, str) else tuple(case)
+        line = values[0] if isinstance(values[0], str) else " ".join(values[0])
+        params.append(pytest.param(*values, marks=marks_of(folder_of_command(line))))
+    return params

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tests.plugin_folders import can_run, is_there
+
 Schema = Mapping[str, Any]
 
 _TYPES = {
@@ -118,11 +120,12 @@ class Example:
     schema: Schema
     line: str
     is_error: bool = False  # the line fails: its document is that of an error
+    also_needs: str = ""  # folder of `rlctl/plugins` besides that of the command
 
 
 # By the command's path. `tests/cli/test_json_documents.py` has the documents of those whose line
 # fails here. Lines run in this order, in a folder with one run, data and a recipe.
-EXAMPLES: dict[str, Example] = {
+_EXAMPLES: dict[str, Example] = {
     "prep arithmetic": Example(table(_SPLIT), "--out data --train 64 --val 8"),
     "data show": Example(rows(_ROW), "data/train.parquet -n 1"),
     "data from-runs": Example(
@@ -176,7 +179,9 @@ EXAMPLES: dict[str, Example] = {
     "runs": Example(rows(_RUN), ""),
     "runs tag": Example(_LABELS, "one a ^b"),
     "runs note": Example(_LABELS, "one text"),
-    "runs sync": Example(rows(record(logger="s", id="s?", num_steps="i")), "one -l tensorboard"),
+    "runs sync": Example(
+        rows(record(logger="s", id="s?", num_steps="i")), "one -l tensorboard", also_needs="bridges"
+    ),
     "report": Example(record(path="s", bytes="i"), "one"),
     "export": Example(record(run="s", step="i", folder="s"), "one out"),
     "compare": Example(record(runs=rows("s")), "one two"),
@@ -235,12 +240,19 @@ EXAMPLES: dict[str, Example] = {
         "proj --data data/train.parquet --yes --no-try",
     ),
 }
+# Those of commands whose folders are there.
+EXAMPLES = {
+    path: example
+    for path, example in _EXAMPLES.items()
+    if can_run(path) and (not example.also_needs or is_there(example.also_needs))
+}
 # Commands without `--json`, and why.
-WITHOUT = {
+_WITHOUT = {
     "resume": "it trains; `runs --json` has the result",
     "watch": "it shows a terminal; `logs --json` and metrics.jsonl can be followed",
     "completion": "it prints the script of a shell",
     "config schema": "its output is JSON",
 }
+WITHOUT = {path: reason for path, reason in _WITHOUT.items() if can_run(path)}
 # Commands whose document is that of another one, from the same code.
 SAME = {"prep": "prep arithmetic", "train": "train ppo", "sweep": "sweep ppo"}

@@ -94,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-@pytest.mark.parametrize(("line", "hint"), of_commands(COMMANDS))
+@pytest.mark.parametrize(("line", "hint"), of_commands(COMMANDS.items()), ids=COMMANDS)
 def test_a_command_line_gets_its_hint(line: str, hint: str, folder: Path) -> None:
     done = called(*shlex.split(line), cwd=folder)
     assert done.returncode in range(1, 70), done.stderr

@@ -115,6 +115,7 @@ def test_errors_are_json_with_code_and_exit_status(
     assert called(*shlex.split(line), "--", "--json").stdout == ""
 
 
+@pytest.mark.plugin("console")
 def test_an_unknown_option_of_tag_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.sweep_record import Outcome, SweepDir, SweepRecord, Trial, TrialTable
 from tests.cli.json_schemas import ERROR, EXAMPLES
 from tests.cli.test_engines import ENGINES, PoolStatus, Stage
+from tests.plugin_folders import can_run, folder_of_command, marks_of
 from tests.recorded import called, exportable
 
 _VERL = (
@@ -189,16 +190,14 @@ DOCUMENTS: list[Callable[[Path], Any]] = [
     board,
     runs_pull,
 ]
-OF_PLUGINS = {env_test: "agents", import_verl: "bridges", board: "console", runs_pull: "console"}
-CASES = [
-    pytest.param(make, marks=pytest.mark.plugin(OF_PLUGINS[make]) if make in OF_PLUGINS else ())
-    for make in DOCUMENTS
-]
 
 
 def path_of(make: Callable[[Path], Any]) -> str:
     """Return the path of the command of a function above."""
     return make.__name__.replace("_", " ")
+
+
+CASES = [pytest.param(make, marks=marks_of(folder_of_command(path_of(make)))) for make in DOCUMENTS]
 
 
 @pytest.mark.parametrize("make", CASES, ids=path_of)
@@ -213,7 +212,7 @@ def test_a_document_matches_its_schema(
 
 def test_each_command_has_a_document_here_or_there() -> None:
     failing = {path for path, example in EXAMPLES.items() if example.is_error}
-    assert failing == {path_of(make) for make in DOCUMENTS}
+    assert failing == {path for path in map(path_of, DOCUMENTS) if can_run(path)}
 
 
 _BROKEN = (
