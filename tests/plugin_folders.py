@@ -37,9 +37,21 @@ def folder_of(kind: str, name: str) -> str | None:
     return None
 
 
+# Options of commands of the core that are of the folder `console`.
+_OPTIONS = {
+    "debug": {"--replay"},
+    "doctor": {"--bug-report"},
+    "eval": {"--tasks", "--num-fewshot", "--limit", "--task-dir", "--intervals", "--samples"},
+    "export": {"--push", "--private", "--card-only"},
+    "show": {"--diff", "--advice", "--components", "--tokens"},
+}
+
+
 def folder_of_command(line: str) -> str | None:
-    """Return the folder that has the command with which the line begins; None for the core."""
+    """Return the folder that has the line's command, or one of its options; None for the core."""
     first, second, *_ = *line.split(), "", ""
+    if _OPTIONS.get(first, set()) & {*line.split()}:
+        return "console"
     return folder_of("commands", first) or folder_of(f"commands.{first}", second)
 
 

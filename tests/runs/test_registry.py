@@ -240,16 +240,22 @@ def test_runs_of_several_seeds_have_a_mean(tmp_path, capsys):
     ]
 
 
-def test_registry_commands(root, monkeypatch, capsys):
+@pytest.fixture
+def rlctl(root, monkeypatch, capsys):
+    """Return a function that runs a command for the folder of runs."""
     for name, value in plain_environment(RLCTL_RUNS=str(root), NO_COLOR="1").items():
         monkeypatch.setenv(name, value)
 
-    def rlctl(*words: str, code: int = 0) -> str:
+    def run(*words: str, code: int = 0) -> str:
         """Return what the command has printed: to stderr if it fails."""
         assert main([*words]) == code
         out, err = capsys.readouterr()
         return err if code else out
 
+    return run
+
+
+def test_registry_commands(root, rlctl):
     options = ("--where", f"{ACC} > 0.4", "--sort", f"-{ACC}", "--cols", f"state,{ACC},actor.lr")
     assert [line.split() for line in rlctl("runs", *options).splitlines()] == [
         ["run", "state", ACC, "actor.lr"],
@@ -258,8 +264,12 @@ def test_registry_commands(root, monkeypatch, capsys):
     ]
     bad = rlctl("runs", "--where", "state = 1", code=2)
     assert bad.splitlines()[1:3] == ["  at: state = 1", "            ^"]
-    rlctl("runs", "--root", str(root), "rm", "a", code=2)
     rlctl("runs", "-w", code=2)
+
+
+@pytest.mark.plugin("console")
+def test_commands_that_compare_and_remove(root, rlctl):
+    rlctl("runs", "--root", str(root), "rm", "a", code=2)
     compared = json.loads(rlctl("compare", "a", "b", "--json"))
     assert compared["metrics"][ACC]["at"] == [0.5, 0.6]
     steps = [line.split() for line in rlctl("compare", "a", "b", "-m", ACC).splitlines()]

@@ -243,6 +243,7 @@ def rlctl(hub: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Rlctl:
     return export
 
 
+@pytest.mark.plugin("console")
 def test_push_creates_a_repository_and_later_adds_commits(
     rlctl: Rlctl, hub: Hub, tmp_path: Path
 ) -> None:
@@ -265,6 +266,7 @@ def test_push_creates_a_repository_and_later_adds_commits(
     assert files == {"README.md", MARKER}
 
 
+@pytest.mark.plugin("console")
 @pytest.mark.parametrize("name", ["model", "a/b/c", "me/mo del", "-me/model", "me/x..y"])
 def test_a_name_without_org_is_refused(rlctl: Rlctl, tmp_path: Path, name: str) -> None:
     _, err = rlctl(f"--push={name}", code=2)
@@ -273,6 +275,7 @@ def test_a_name_without_org_is_refused(rlctl: Rlctl, tmp_path: Path, name: str) 
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.plugin("console")
 def test_private_needs_push_and_a_repository_that_is_not_public(rlctl: Rlctl, hub: Hub) -> None:
     assert "--private needs --push" in rlctl("--private", code=2)[1]
     hub.repos["me/model"] = Repo(private=False)
@@ -281,6 +284,7 @@ def test_private_needs_push_and_a_repository_that_is_not_public(rlctl: Rlctl, hu
     assert hub.repos["me/model"].commits == []
 
 
+@pytest.mark.plugin("console")
 def test_a_missing_or_wrong_token_is_reported_before_the_export(
     rlctl: Rlctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -296,6 +300,7 @@ def test_a_missing_or_wrong_token_is_reported_before_the_export(
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.plugin("console")
 def test_a_hub_that_refuses_is_reported_with_its_reason(
     rlctl: Rlctl, hub: Hub, tmp_path: Path
 ) -> None:
@@ -308,6 +313,7 @@ def test_a_hub_that_refuses_is_reported_with_its_reason(
     assert (tmp_path / "model" / "config.json").exists()
 
 
+@pytest.mark.plugin("console")
 def test_a_hub_without_a_network_is_reported(rlctl: Rlctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
     _, err = rlctl("--push", "me/model", code=7)

@@ -74,6 +74,7 @@ def end(made: SweepDir) -> None:
     made.finish("finished", 0)
 
 
+@pytest.mark.plugin("console")
 @pytest.mark.parametrize(
     ("words", "runs"),
     [
@@ -95,6 +96,7 @@ def test_compare_takes_sweeps_and_trials(
     assert compared == [f"p/{name}{seed}" for name in seeds for seed in seeds[name]]
 
 
+@pytest.mark.plugin("console")
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -114,6 +116,7 @@ def test_wrong_trials_are_named(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.plugin("console")
 def test_a_run_goes_before_a_trial_of_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
