@@ -66,6 +66,11 @@ def marks_of(*folders: str | None) -> list[pytest.MarkDecorator]:
     return [pytest.mark.plugin(folder) for folder in folders if folder is not None]
 
 
+def of_plugins(kind: str, names: Iterable[str]) -> list[Any]:
+    """Return names of plug-ins as parameters of a test, marked with the folder of each."""
+    return [pytest.param(name, marks=marks_of(folder_of(kind, name))) for name in names]
+
+
 def of_commands(cases: Iterable[Any]) -> list[Any]:
     """Return cases as parameters of a test, marked with the folder of the command of each.
 

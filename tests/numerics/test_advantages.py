@@ -21,6 +21,7 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.ops import lowest_if_missing
 from tests.numerics.advantage_loops import LOOPS, SETTINGS, Table, gae_sums
 from tests.numerics.batches import golden_rows, random_rows
+from tests.plugin_folders import is_there, of_plugins
 
 PLAIN = AdvantageConfig(gamma=1.0, lam=1.0, norm_by_std=True)
 ESTIMATORS = names("advantages")
@@ -55,7 +56,7 @@ GOLDEN: dict[str, tuple[AdvantageConfig, Table]] = {
 }
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", of_plugins("advantages", GOLDEN))
 def test_golden(name: str) -> None:
     params, expected = GOLDEN[name]
     advantages, _ = get_estimator(name)(golden_rows(), params)
@@ -76,14 +77,18 @@ def test_golden_returns_and_discounts() -> None:
         [-0.187611, -0.261663, -0.338916, -1.315917], abs=2e-6
     )
     assert returns[0].tolist() == pytest.approx([0.908407, 0.955350, 1, 0.4], abs=2e-6)
+    advantages, _ = get_estimator("grpo")(golden_rows(), replace(PLAIN, norm_by_std=False))
+    assert advantages[:, 0].tolist() == [0.25, -0.25, 2.0]
+
+
+@pytest.mark.plugin("objectives")
+def test_golden_returns_of_reinforce_plus_plus() -> None:
     advantages, returns = get_estimator("reinforce_plus_plus")(
         golden_rows(), AdvantageConfig(gamma=0.9, lam=1.0, norm_by_std=True)
     )
     assert advantages[0].tolist() == pytest.approx([-0.546326, -0.395036, -0.226935, 0], abs=2e-6)
     assert advantages[2].tolist() == pytest.approx([0.815286, 0, 1.117867, 1.454068], abs=2e-6)
     assert returns[2].tolist() == pytest.approx([1.62, 0, 1.8, 2])
-    advantages, _ = get_estimator("grpo")(golden_rows(), replace(PLAIN, norm_by_std=False))
-    assert advantages[:, 0].tolist() == [0.25, -0.25, 2.0]
 
 
 def test_gae_ignores_rewards_and_values_of_masked_tokens() -> None:
@@ -140,7 +145,8 @@ def test_needs_are_declared(name: str) -> None:
 def test_verls_other_names_are_accepted_and_not_listed() -> None:
     config = ["data.train_files=[t]", "actor_rollout_ref.model.path=m"]
     aliases = names("other_names.advantages")
-    assert aliases == ["grpo_vectorized", "rloo_vectorized"]
+    others = ["rloo_vectorized"] if is_there("objectives") else []
+    assert aliases == ["grpo_vectorized", *others]
     for alias in aliases:
         name = alias.removesuffix("_vectorized")
         assert alias not in ESTIMATORS
@@ -151,6 +157,7 @@ def test_verls_other_names_are_accepted_and_not_listed() -> None:
             compose("grpo_trainer", [*config, given, "+algorithm.adv_estimator_params.a=1"])
 
 
+@pytest.mark.plugin("objectives")
 def test_tokens_of_tools_are_no_positions() -> None:
     """Without them both token baselines are equal; rows of the same text are equal with them."""
     rows = random_rows(4)
@@ -160,6 +167,7 @@ def test_tokens_of_tools_are_no_positions() -> None:
     assert not torch.allclose(tir(rows, PLAIN)[0], otb(rows, PLAIN)[0])
 
 
+@pytest.mark.plugin("objectives")
 def test_vapos_returns_have_a_lambda_of_their_own() -> None:
     rows = random_rows(5)
     config = AdvantageConfig(gamma=0.9, lam=0.1, norm_by_std=True)
@@ -171,6 +179,10 @@ def test_vapos_returns_have_a_lambda_of_their_own() -> None:
 def test_inputs_that_an_estimator_cannot_use_are_refused() -> None:
     with pytest.raises(ValueError, match="at least two responses"):
         get_estimator("grpo_passk")(golden_rows(), PLAIN)
+
+
+@pytest.mark.plugin("objectives")
+def test_components_that_gdpo_cannot_use_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"helpful.*correct, format"):
         get_estimator("gdpo", reward_keys=["helpful"])(random_rows(0), PLAIN)
     with pytest.raises(ConfigError, match="2 weights for 1 reward_keys") as caught:
@@ -178,6 +190,7 @@ def test_inputs_that_an_estimator_cannot_use_are_refused() -> None:
     assert caught.value.problems[0].where == "algorithm.adv_estimator_params"
 
 
+@pytest.mark.plugin("objectives")
 def test_gdpo_leaves_out_components_without_a_weight() -> None:
     rows = random_rows(0)
     alone = replace(rows, components={"correct": rows.components["correct"]})
@@ -198,11 +211,17 @@ def test_estimators_are_found_and_pickled_by_name() -> None:
     assert estimator.needs == Needs.NOTHING
     assert torch.equal(estimator(golden_rows(), PLAIN)[0], golden_rows().rewards)
     assert get_estimator("rlctl.runtime.algorithms.advantages.gae:gae").needs == Needs.CRITIC
-    gdpo = get_estimator("gdpo", reward_keys=["a"])
-    assert pickle.loads(pickle.dumps(gdpo)) == gdpo
+    passk = get_estimator("grpo_passk")
+    assert pickle.loads(pickle.dumps(passk)) == passk
     with pytest.raises(ConfigError, match=r"'gropo'(?s:.*)did you mean 'grpo'") as caught:
         get_estimator("gropo")
-    assert "reinforce_plus_plus_baseline" in str(caught.value)
+    assert ", ".join(ESTIMATORS) in str(caught.value)
+
+
+@pytest.mark.plugin("objectives")
+def test_an_estimator_with_settings_is_pickled() -> None:
+    gdpo = get_estimator("gdpo", reward_keys=["a"])
+    assert pickle.loads(pickle.dumps(gdpo)) == gdpo
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1])
@@ -231,7 +250,11 @@ def test_a_batch_without_tokens_to_learn_from_is_no_error(name: str, num_tokens:
 
 
 @pytest.mark.parametrize(
-    "name", ["grpo", "grpo_passk", "rloo", "gpg", "gdpo", "reinforce_plus_plus_baseline"]
+    "name",
+    of_plugins(
+        "advantages",
+        ("grpo", "grpo_passk", "rloo", "gpg", "gdpo", "reinforce_plus_plus_baseline"),
+    ),
 )
 def test_an_episode_with_several_rows_counts_once(name: str) -> None:
     """Rows 0 and 3 are one episode, as of an agent that forked: they share its advantage."""

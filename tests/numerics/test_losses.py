@@ -19,6 +19,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
 from tests.numerics import loss_formulas
 from tests.numerics.batches import golden_tokens, random_tokens
 from tests.numerics.loss_formulas import FORMULAS, SETTINGS, Plain
+from tests.plugin_folders import of_plugins
 
 CLIP = ClipRange(low=0.2, high=0.2, c=3.0)
 POLICY_LOSSES = names("policy_losses")
@@ -55,13 +56,14 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", of_plugins("policy_losses", GOLDEN))
 def test_golden(name: str) -> None:
     loss, metrics = loss_of(name, golden_tokens())
     assert float(loss) == pytest.approx(GOLDEN[name], abs=1e-6)
     assert metrics["actor/ppo_kl"] == pytest.approx(-0.2)
 
 
+@pytest.mark.plugin("objectives")
 def test_gspo_is_averaged_as_configured() -> None:
     loss, _ = loss_of("gspo", golden_tokens(), mode="seq-mean-token-mean")
     assert float(loss) == pytest.approx(-0.006306, abs=1e-6)
@@ -77,6 +79,10 @@ def test_golden_metrics_and_gradient() -> None:
     )
     assert metrics["actor/pg_clipfrac"] == pytest.approx(0.4)
     assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(0.2)
+
+
+@pytest.mark.plugin("objectives")
+def test_golden_metric_of_cispo() -> None:
     assert loss_of("cispo", golden_tokens())[1]["actor/pg_clipfrac"] == pytest.approx(0.6)
 
 
@@ -142,6 +148,7 @@ def test_losses_are_finite_far_off_policy(name: str) -> None:
     assert bool(torch.isfinite(leaf.grad).all())
 
 
+@pytest.mark.plugin("objectives")
 def test_clip_cov_draws_its_share_of_tokens() -> None:
     torch.manual_seed(0)
     tokens = random_tokens(2, lengths=(50, 50))
@@ -153,6 +160,7 @@ def test_clip_cov_draws_its_share_of_tokens() -> None:
     assert int(((losses == 0) & (tokens.advantages != 0)).sum()) == int(0.1 * num_tokens)
 
 
+@pytest.mark.plugin("objectives")
 def test_kl_cov_treats_the_largest_covariances() -> None:
     tokens = random_tokens(2, lengths=(50, 50))
     few, none = (
@@ -180,6 +188,7 @@ def test_metrics_of_parts_join_to_those_of_the_batch() -> None:
         assert parts[0][name].join(parts[1][name]).value == pytest.approx(metric.value, rel=1e-6)
 
 
+@pytest.mark.plugin("objectives")
 def test_weights_of_a_loss_per_row_are_averaged_geometrically() -> None:
     """Check rows of three and two unmasked tokens by hand; other losses weigh each token."""
     tokens, weights = golden_tokens(), torch.tensor([0.5, 2.0, 1.5, 9.0, 0.25, 4.0, 9.0, 9.0])

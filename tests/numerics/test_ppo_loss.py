@@ -19,6 +19,7 @@ from rlctl.runtime.batch import Experience
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from tests.configs import configured
 from tests.numerics.loss_formulas import CLIP, FORMULAS, Plain
+from tests.plugin_folders import of_plugins
 from tests.settings import given
 from tests.workers import experience
 
@@ -78,7 +79,7 @@ def aggregated(values: dict[int, float], row: list[int], num_rows: int, mode: st
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", of_plugins("policy_losses", LOSSES))
 def test_other_terms_have_the_configured_aggregation(loss: str, mode: str) -> None:
     algorithm = ppo(
         *TERMS, f"{ACTOR}.policy_loss.loss_mode={loss}", f"{ACTOR}.loss_agg_mode={mode}"
@@ -109,7 +110,7 @@ def test_other_terms_have_the_configured_aggregation(loss: str, mode: str) -> No
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", of_plugins("policy_losses", LOSSES))
 def test_all_terms_are_those_of_the_mini_batch(loss: str, mode: str) -> None:
     """Join three micro-batches of two ranks; one has fewer tokens than rows."""
     algorithm = ppo(
@@ -137,6 +138,7 @@ REJECTS = (
 GEO_MEAN = f"{ACTOR}.policy_loss.loss_mode=geo_mean"
 
 
+@pytest.mark.plugin("objectives")
 def test_tokens_are_rejected_before_an_update_that_needs_their_number() -> None:
     assert type(ppo(*REJECTS, GEO_MEAN).update) is OwnPass
     assert type(ppo(*TERMS, *REJECTS).update) is OwnPass
@@ -148,6 +150,7 @@ def test_tokens_are_rejected_before_an_update_that_needs_their_number() -> None:
     ppo(*TERMS, *REJECTS, GEO_MEAN, bypass, f"{ACTOR}.loss_agg_mode=seq-mean-token-mean")
 
 
+@pytest.mark.plugin("objectives")
 def test_gspo_with_another_aggregation_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     gspo = f"{ACTOR}.policy_loss.loss_mode=gspo"
     warn_once.cache_clear()
