@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ _OPTIONS = {
 
 def folder_of_command(line: str) -> str | None:
     """Return the folder that has the line's command, or one of its options; None for the core."""
-    first, second, *_ = *line.split(), "", ""
+    first, second, *_ = *line.removeprefix("rlctl ").split(), "", ""
     if _OPTIONS.get(first, set()) & {*line.split()}:
         return "console"
     return folder_of("commands", first) or folder_of(f"commands.{first}", second)
@@ -69,6 +70,57 @@ def marks_of(*folders: str | None) -> list[pytest.MarkDecorator]:
 def of_plugins(kind: str, names: Iterable[str]) -> list[Any]:
     """Return names of plug-ins as parameters of a test, marked with the folder of each."""
     return [pytest.param(name, marks=marks_of(folder_of(kind, name))) for name in names]
+
+
+# Settings that select a plug-in, and its kind.
+_SELECTING = {
+    "adv_estimator": "advantages",
+    "loss_mode": "policy_losses",
+    "algorithm.name": "algorithms",
+    "rollout.name": "engines",
+    "environment": "environments",
+}
+_SELECTED = re.compile(rf"({'|'.join(map(re.escape, _SELECTING))})=(\w+)")
+
+
+def folders_of_settings(settings: object) -> set[str | None]:
+    """Return the folders of the plug-ins that settings, `key=name`, select."""
+    found = _SELECTED.findall(str(settings))
+    return {folder_of(_SELECTING[key], name) for key, name in found}
+
+
+def of_settings(cases: Iterable[Sequence[Any]]) -> list[Any]:
+    """Return cases as parameters of a test, marked with the folders that their settings need."""
+    return [pytest.param(*case, marks=marks_of(*folders_of_settings(case))) for case in cases]
+
+
+_RECIPES = {
+    **dict.fromkeys(("gridworld", "tools"), "agents"),
+    **dict.fromkeys(
+        (
+            *("distill", "dpo", "format_smollm", "gsm8k_judge", "gsm8k_reinforce_plus_plus"),
+            *("gsm8k_rloo", "gspo", "judge", "math_gspo", "online_dpo", "ppo_reward_model", "raft"),
+            *("reinforce_plus_plus", "reward_model", "rloo", "rm", "self_distill"),
+        ),
+        "objectives",
+    ),
+}
+
+
+def folder_of_recipe(name: str) -> str | None:
+    """Return the folder without which the recipe does not train."""
+    return _RECIPES.get(name.removesuffix("_trainer"))
+
+
+def can_train(recipe: str) -> bool:
+    """Return False if the folder that the recipe needs was deleted."""
+    folder = folder_of_recipe(recipe)
+    return folder is None or is_there(folder)
+
+
+def of_recipes(names: Iterable[str]) -> list[Any]:
+    """Return names of recipes as parameters of a test, marked with the folder of each."""
+    return [pytest.param(name, marks=marks_of(folder_of_recipe(name))) for name in names]
 
 
 def of_commands(cases: Iterable[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ import pexpect
 import pytest
 
 from rlctl.__main__ import main
+from tests.plugin_folders import of_commands
 
 PROMPT = "READY> "
 
@@ -151,47 +152,52 @@ ZSH_LINES = [
 ]
 
 
-@pytest.mark.parametrize(("typed", "expected"), BASH_LINES)
+@pytest.mark.parametrize(("typed", "expected"), of_commands(BASH_LINES))
 def test_bash(bash: pexpect.spawn, typed: str, expected: str) -> None:
     assert completed(bash, typed) == expected
 
 
-@pytest.mark.parametrize(("typed", "expected"), ZSH_LINES)
+@pytest.mark.parametrize(("typed", "expected"), of_commands(ZSH_LINES))
 def test_zsh(zsh: pexpect.spawn, typed: str, expected: str) -> None:
     assert completed(zsh, typed) == expected
 
 
 @pytest.mark.parametrize(
     ("line", "offers"),
-    [
-        ("rlctl train ppo data.shuffle=", ["data.shuffle=true", "data.shuffle=false"]),
-        ("rlctl train ppo actor_rollout_ref.actor.opt", ["actor_rollout_ref.actor.optim."]),
-        ("rlctl show ", ["@last", "@failed", "kind-heron", "kind-otter"]),
-        ("rlctl show kind-", ["kind-heron", "kind-otter"]),
-        ("rlctl eval quick", ["quickstart", "quickstart-agent", "quickstart-vision"]),
-        ("rlctl train grpo --logger js", ["jsonl"]),
-        ("rlctl train ppo algorithm.adv_estimator=rl", ["algorithm.adv_estimator=rloo"]),
-        (
-            "rlctl train ppo actor_rollout_ref.actor.policy_loss.loss_mode=gs",
-            ["actor_rollout_ref.actor.policy_loss.loss_mode=gspo"],
-        ),
-        (
-            "rlctl train ppo actor_rollout_ref.actor.loss_agg_mode=tok",
-            [
-                "actor_rollout_ref.actor.loss_agg_mode=token-mean",
-                "actor_rollout_ref.actor.loss_agg_mode=token-sum",
-            ],
-        ),
-        (
-            "rlctl train ppo algorithm.kl_penalty=low",
-            ["algorithm.kl_penalty=low_var_kl", "algorithm.kl_penalty=low_var_kl+"],
-        ),
-        ("rlctl train ppo actor_rollout_ref.rollout.name=h", ["actor_rollout_ref.rollout.name=hf"]),
-        ("rlctl ru", ["runs"]),
-        ("rlctl runs --js", ["--json"]),
-        ("rlctl import ", ["verl"]),
-        ("rlctl import verl --", ["--output", "--force", "--json", "--help"]),
-    ],
+    of_commands(
+        [
+            ("rlctl train ppo data.shuffle=", ["data.shuffle=true", "data.shuffle=false"]),
+            ("rlctl train ppo actor_rollout_ref.actor.opt", ["actor_rollout_ref.actor.optim."]),
+            ("rlctl show ", ["@last", "@failed", "kind-heron", "kind-otter"]),
+            ("rlctl show kind-", ["kind-heron", "kind-otter"]),
+            ("rlctl eval quick", ["quickstart", "quickstart-agent", "quickstart-vision"]),
+            ("rlctl train grpo --logger js", ["jsonl"]),
+            ("rlctl train ppo algorithm.adv_estimator=rem", ["algorithm.adv_estimator=remax"]),
+            (
+                "rlctl train ppo actor_rollout_ref.actor.policy_loss.loss_mode=van",
+                ["actor_rollout_ref.actor.policy_loss.loss_mode=vanilla"],
+            ),
+            (
+                "rlctl train ppo actor_rollout_ref.actor.loss_agg_mode=tok",
+                [
+                    "actor_rollout_ref.actor.loss_agg_mode=token-mean",
+                    "actor_rollout_ref.actor.loss_agg_mode=token-sum",
+                ],
+            ),
+            (
+                "rlctl train ppo algorithm.kl_penalty=low",
+                ["algorithm.kl_penalty=low_var_kl", "algorithm.kl_penalty=low_var_kl+"],
+            ),
+            (
+                "rlctl train ppo actor_rollout_ref.rollout.name=h",
+                ["actor_rollout_ref.rollout.name=hf"],
+            ),
+            ("rlctl ru", ["runs"]),
+            ("rlctl runs --js", ["--json"]),
+            ("rlctl import ", ["verl"]),
+            ("rlctl import verl --", ["--output", "--force", "--json", "--help"]),
+        ]
+    ),
 )
 def test_completion_protocol_offers_candidates(
     home: Path,

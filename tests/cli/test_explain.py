@@ -141,11 +141,16 @@ def test_every_option_of_a_library_has_keys_that_exist() -> None:
         ("val-core/openai/gsm8k/acc/mean@1", "metric", "usual", "rises"),
         ("trainer.seed", "key", "type", "whole number"),
         ("data.sampler_params.explore", "key", "default", "0.1"),
-        ("ray_kwargs.ray_init.num_cpus", "key", "verl", "ray_init.num_cpus"),
         ("--n_samples_per_prompt", "option of OpenRLHF", "use", "actor_rollout_ref.rollout.n"),
         ("num_generations", "option of TRL", "use", "actor_rollout_ref.rollout.n"),
-        ("actor_rollout_ref.actor.qat.enable", "key of verl", "instead", "remove"),
-        ("trainer.default_hdfs_dir", "key of verl", "instead", "trainer.mirror"),
+        *(
+            pytest.param(*case, marks=pytest.mark.plugin("bridges"))
+            for case in (
+                ("ray_kwargs.ray_init.num_cpus", "key", "verl", "ray_init.num_cpus"),
+                ("actor_rollout_ref.actor.qat.enable", "key of verl", "instead", "remove"),
+                ("trainer.default_hdfs_dir", "key of verl", "instead", "trainer.mirror"),
+            )
+        ),
     ],
 )
 def test_explanations(name: str, kind: str, label: str, part: str) -> None:

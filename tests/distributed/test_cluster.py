@@ -101,6 +101,7 @@ def nodes(run: Path) -> set[str]:
     return {node for event in events if event["kind"] == "placed" for node in event["main"]}
 
 
+@pytest.mark.plugin("bridges")
 @pytest.mark.soak
 def test_run_uses_both_nodes(settings: list[str], tmp_path: Path) -> None:
     sampled = ("trainer.logger=[console,tensorboard]", "trainer.tracking.system_s=0.1")

@@ -92,6 +92,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_models(tmp_path_factory.mktemp("models"))
 
 
+@pytest.mark.plugin("objectives")
 @pytest.mark.soak
 def test_meshes_of_four_ranks_do_not_change_the_gradient(models: Path) -> None:
     check_gradients(on_ranks(NUM_RANKS, gradients_of, models, CASES), models, CASES)

@@ -20,6 +20,7 @@ from rlctl.runtime.build import load_algorithm
 from tests.e2e.command import VERBS, metrics, reproducible, rlctl, train
 from tests.e2e.killed_runs import SCORE, learned
 from tests.models import write_tiny_model
+from tests.plugin_folders import of_recipes
 from tests.settings import given
 from tests.skips import sampled
 
@@ -56,6 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.plugin("objectives")
 @pytest.mark.parametrize("recipe", sampled(CASES, CASES.keys() - {"raft", "distill"}))
 def test_two_steps_and_an_exact_resume(recipe: str, folder: Path, settings: list[str]) -> None:
     more, metric = CASES[recipe]
@@ -102,7 +104,7 @@ def is_embedded(name: str, config: schema.Config) -> bool:
 RECIPES = [name for name in library_recipes() if not name.endswith("_trainer")]
 
 
-@pytest.mark.parametrize("name", sampled(RECIPES, {*RECIPES} - {*IN_SOAK}))
+@pytest.mark.parametrize("name", of_recipes(sampled(RECIPES, {*RECIPES} - {*IN_SOAK})))
 def test_embedded_recipes_train_and_others_compose(name: str, tmp_path: Path) -> None:
     config = compose(name).config
     if not is_embedded(name, config):

@@ -88,6 +88,7 @@ def test_halt_stops_before_learning(
     assert json.loads((run / "run.json").read_text())["exit_code"] == 1
 
 
+@pytest.mark.plugin("objectives")
 def test_responses_of_a_file_are_not_compared(tmp_path: Path) -> None:
     """The engine has generated others, for the validation before the first step."""
     own = given(steps=1, val_rows=4, batch=8, mini_batch=8, runs=f"{tmp_path}/runs")

@@ -24,6 +24,7 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import LogProbs, Ragged, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
+from tests.plugin_folders import is_there
 
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 ESTIMATORS, LOSSES = names("advantages"), names("policy_losses")
@@ -93,10 +94,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 OWN = [key for key in CHANGES if ".clip_" in key or "loss_" in key or key.count(".") == 1]
+OTHER_LOSS = "sapo" if is_there("objectives") else "gpg"
 PAIRS = {
     # All pairs where keys of both matter, else each plug-in once.
     "plain": [(one, other) for one in ESTIMATORS for other in LOSSES],
-    "terms": [("gae", other) for other in LOSSES] + [(one, "sapo") for one in ESTIMATORS],
+    "terms": [("gae", other) for other in LOSSES] + [(one, OTHER_LOSS) for one in ESTIMATORS],
 }
 # Bounds that matter for negative advantages, which one estimator has none of.
 NEVER_NEGATIVE, OF_NEGATIVE = "grpo_passk", (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_c")

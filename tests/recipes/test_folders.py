@@ -145,6 +145,7 @@ def test_open_mappings_can_be_extended_and_reduced() -> None:
     assert emptied.origins[kwargs][-1].value == {}
 
 
+@pytest.mark.plugin("bridges")
 @pytest.mark.parametrize(
     ("old", "new", "value"),
     [
@@ -184,6 +185,7 @@ def test_moved_key_is_accepted_with_a_notice(
     assert recipe.notices[0] == f"{key} is now {new}"
 
 
+@pytest.mark.plugin("bridges")
 def test_keys_that_change_nothing_are_dropped_with_a_notice() -> None:
     recipe = compose(
         "ppo",

@@ -58,6 +58,7 @@ def test_an_empty_text_is_null_for_every_nullable_key(written: str) -> None:
     assert {name: values[name] for name in NULLABLE} == dict.fromkeys(NULLABLE)
 
 
+@pytest.mark.plugin("bridges")
 def test_an_empty_text_is_null_in_files_and_under_names_of_verl(tmp_path: Path) -> None:
     text = "defaults: [ppo, _self_]\ntrainer:\n  mirror: ''\n  default_hdfs_dir: ''\n"
     recipe = compose(write(tmp_path, text), ["custom_reward_function.path=''"])

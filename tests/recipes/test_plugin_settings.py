@@ -12,6 +12,7 @@ from rlctl.plugins import load_with_params
 from rlctl.recipes.completion import complete_override
 from rlctl.recipes.compose import compose
 from rlctl.tracking.loggers import settings_of
+from tests.plugin_folders import folder_of, marks_of, of_settings
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 
@@ -30,7 +31,7 @@ def problem(*overrides: str) -> Problem:
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
-        (f"{LOSS}.loss_mode=sapoo", "did you mean 'sapo'?"),
+        (f"{LOSS}.loss_mode=vanila", "did you mean 'vanilla'?"),
         ("algorithm.adv_estimator=gea", "did you mean 'gae'?"),
         ("algorithm.kl_penalty=k4", "low_var_kl"),
         ("actor_rollout_ref.rollout.name=vlm", "did you mean 'vllm'?"),
@@ -45,6 +46,7 @@ def test_unknown_plugin_is_a_problem_with_a_suggestion(override: str, hint: str)
     assert hint in (found.hint or "")
 
 
+@pytest.mark.plugin("objectives")
 @pytest.mark.parametrize(
     ("override", "word"),
     [
@@ -59,6 +61,7 @@ def test_wrong_setting_is_a_problem_at_its_place(override: str, word: str) -> No
     assert word in found.message
 
 
+@pytest.mark.plugin("objectives")
 def test_settings_in_a_recipe_keep_their_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
@@ -72,6 +75,7 @@ def test_settings_in_a_recipe_keep_their_line(tmp_path: Path) -> None:
     assert switched.unused == []
 
 
+@pytest.mark.plugin("agents")
 @pytest.mark.parametrize("name", ["mine.py:Grid", "envs/mine.py:Grid", "no_such_module:Grid"])
 def test_settings_of_user_code_are_left_to_its_process(name: str) -> None:
     """The settings of the recipe's environment are dropped, and the code is not imported here."""
@@ -83,19 +87,22 @@ def test_settings_of_user_code_are_left_to_its_process(name: str) -> None:
     assert recipe.unused == []
 
 
+@pytest.mark.plugin("bridges", "objectives")
 @pytest.mark.parametrize(
     ("overrides", "key", "value"),
-    [
-        ([f"{LOSS}.loss_mode=sapo", "actor_rollout_ref.actor.tau_neg=3"], "tau_neg", 3),
-        ([f"{LOSS}.loss_mode=dro", f"{LOSS}.dro_beta=0.1"], "beta", 0.1),
-        ([f"{LOSS}.loss_mode=kl_cov", f"{LOSS}.ppo_kl_coef=0.5"], "ppo_kl_coef", 0.5),
-        ([f"{LOSS}.loss_mode=kl_cov", f"{LOSS}.kl_cov_ratio=0.5"], "kl_cov_ratio", 0.5),
-        ([f"{LOSS}.loss_mode=sapo", "actor_rollout_ref.actor.tau_pos=3"], "tau_pos", 3),
-        *(
-            ([f"{LOSS}.loss_mode=clip_cov", f"{LOSS}.{key}=0.5"], key, 0.5)
-            for key in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")
-        ),
-    ],
+    of_settings(
+        [
+            ([f"{LOSS}.loss_mode=sapo", "actor_rollout_ref.actor.tau_neg=3"], "tau_neg", 3),
+            ([f"{LOSS}.loss_mode=dro", f"{LOSS}.dro_beta=0.1"], "beta", 0.1),
+            ([f"{LOSS}.loss_mode=kl_cov", f"{LOSS}.ppo_kl_coef=0.5"], "ppo_kl_coef", 0.5),
+            ([f"{LOSS}.loss_mode=kl_cov", f"{LOSS}.kl_cov_ratio=0.5"], "kl_cov_ratio", 0.5),
+            ([f"{LOSS}.loss_mode=sapo", "actor_rollout_ref.actor.tau_pos=3"], "tau_pos", 3),
+            *(
+                ([f"{LOSS}.loss_mode=clip_cov", f"{LOSS}.{key}=0.5"], key, 0.5)
+                for key in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")
+            ),
+        ]
+    ),
 )
 def test_flat_keys_of_verl_set_the_selected_plugin(
     overrides: list[str], key: str, value: float
@@ -106,6 +113,7 @@ def test_flat_keys_of_verl_set_the_selected_plugin(
     assert recipe.unused == []
 
 
+@pytest.mark.plugin("bridges", "objectives")
 def test_flat_keys_of_other_plugins_are_unused() -> None:
     recipe = compose("ppo", ["actor_rollout_ref.actor.tau_neg=3", "algorithm.gdpo_reward_keys=[a]"])
     assert [each.key for each in recipe.unused] == [
@@ -116,6 +124,7 @@ def test_flat_keys_of_other_plugins_are_unused() -> None:
     assert recipe.config.algorithm.adv_estimator_params == {}
 
 
+@pytest.mark.plugin("objectives")
 def test_completion_offers_the_settings_of_the_selected_plugin() -> None:
     selected = ["algorithm.adv_estimator=gdpo"]
     assert complete_override("algorithm.adv_estimator_params.", selected) == [
@@ -176,19 +185,29 @@ def test_settings_of_a_logger_in_a_module_are_written_on_the_command_line(
     assert "trainer.logger is console" in unselected.message
 
 
+# The first of them is the example in the help of `trainer.tracking.params`.
+OF_TRACKERS = (
+    "{wandb: {entity: team, group: a, tags: [x, y], save_code: true}}",
+    "{swanlab: {workspace: team, public: true, base_url: https://swan.example.com}}",
+    "{mlflow: {tracking_uri: http://localhost:5000, tags: {team: a}}}",
+    "{trackio: {space_id: me/space, private: true}}",
+    "{tensorboard: {log_dir: /tmp/events}}",
+)
+
+
+def logger_of(override: str) -> str:
+    return override.lstrip("{").partition(":")[0]
+
+
 @pytest.mark.parametrize(
     "override",
     [
-        "{wandb: {entity: team, group: a, tags: [x, y], save_code: true}}",
-        "{swanlab: {workspace: team, public: true, base_url: https://swan.example.com}}",
-        "{mlflow: {tracking_uri: http://localhost:5000, tags: {team: a}}}",
-        "{trackio: {space_id: me/space, private: true}}",
-        "{tensorboard: {log_dir: /tmp/events}}",
+        pytest.param(each, marks=marks_of(folder_of("loggers", logger_of(each))))
+        for each in OF_TRACKERS
     ],
 )
 def test_settings_of_the_trackers_are_accepted(override: str) -> None:
-    """The first of them is the example in the help of `trainer.tracking.params`."""
-    logger = override.lstrip("{").partition(":")[0]
+    logger = logger_of(override)
     recipe = compose("ppo", [f"trainer.logger=[console,{logger}]", f"{TRACKING}={override}"])
     assert list(recipe.config.trainer.tracking.params) == [logger]
     assert recipe.unused == []

@@ -31,6 +31,7 @@ from rlctl.recipes.search_path import LIBRARY, library_recipes
 from rlctl.runtime.algorithms.base import Needs
 from tests.configs import configured
 from tests.documented import SWANLAB
+from tests.plugin_folders import of_recipes
 
 ALL = Needs.ENGINE | Needs.REFERENCE | Needs.CRITIC
 
@@ -125,7 +126,7 @@ def test_schema_and_base_list_the_same_keys() -> None:
     assert all(key.help and key.type for key in schema_keys().values() if key.kind != "section")
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", of_recipes(EXPERIMENTS))
 def test_shipped_recipe_has_matching_origins_and_repeats_no_default(name: str) -> None:
     recipe = compose(name)
     assert values_by_origin(recipe) == leaves(recipe.container)

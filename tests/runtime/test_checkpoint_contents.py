@@ -41,6 +41,7 @@ def test_an_export_alone_cannot_be_resumed(tmp_path: Path):
     assert rlctl("eval", "a", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.plugin("bridges")
 def test_verls_keys_of_the_actor_are_those_of_all_roles():
     key = "actor_rollout_ref.actor.checkpoint.load_contents=[model,extra]"
     assert compose("ppo", [key]).config.trainer.checkpoint.load_contents == ("model", "extra")

@@ -29,6 +29,7 @@ from rlctl.runtime.planning.image_check import check_images
 from rlctl.runtime.training.validation import to_samples
 from tests.configs import configured
 from tests.numerics.batches import scored_batch
+from tests.plugin_folders import of_settings
 from tests.vlm import CHATS, noise, prompts_of, settings, vlm_config, write_vlm
 
 LONG = PromptRow("s", [{"role": "user", "content": "<image>long"}], "4", images=(noise(64, 64, 5),))
@@ -124,17 +125,19 @@ def test_a_size_that_the_model_refuses_is_named(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "message"),
-    [
-        ("actor_rollout_ref.rollout.name=sglang", "the engine sglang"),
-        (
-            f"critic.model.path={real_path(NAME)}",
-            f"{real_path(NAME)}, the model of the critic, reads text alone and",
-        ),
-        (
-            "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
-            "the actor, whose ranks divide rows or layers,",
-        ),
-    ],
+    of_settings(
+        [
+            ("actor_rollout_ref.rollout.name=sglang", "the engine sglang"),
+            (
+                f"critic.model.path={real_path(NAME)}",
+                f"{real_path(NAME)}, the model of the critic, reads text alone and",
+            ),
+            (
+                "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
+                "the actor, whose ranks divide rows or layers,",
+            ),
+        ]
+    ),
 )
 def test_what_takes_no_images_is_refused(
     setting: str, message: str, rows: list[PromptRow], tmp_path: Path, folder: Path

@@ -77,6 +77,7 @@ def test_plan_lists_roles_pools_and_memory(folder: Path) -> None:
     }
 
 
+@pytest.mark.plugin("objectives")
 def test_each_teacher_is_planned_and_each_row_needs_one(folder: Path) -> None:
     def teachers(key: str) -> list[str]:
         own = f"{{key: {key}, model_path: {folder}/model}}"
@@ -114,6 +115,7 @@ def test_a_selector_is_no_model(folder: Path) -> None:
     assert "give the run's name" in (raised.value.problems[0].hint or "")
 
 
+@pytest.mark.plugin("objectives")
 def test_a_teacher_that_follows_the_policy_is_a_copy_of_its_weights(folder: Path) -> None:
     own = ["algorithm.name=self_distill", "data.response_key=extra_info.answer"]
     memory = [
@@ -176,6 +178,7 @@ def test_a_tokenizer_of_a_larger_model_is_refused(folder: Path, tmp_path: Path) 
     assert main(["generate", str(model), "a"]) == raised.value.exit_code == 3
 
 
+@pytest.mark.plugin("objectives")
 def test_gdpo_without_components_is_refused(folder: Path, tmp_path: Path) -> None:
     """The built-in scorer has no components; a dict of numbers, or a second function, has."""
     gdpo = ["algorithm.adv_estimator=gdpo", "actor_rollout_ref.rollout.n=2"]
@@ -309,6 +312,7 @@ def test_default_threads(
     assert rank_info.default_threads(processes) == threads
 
 
+@pytest.mark.plugin("objectives")
 def test_a_run_without_a_checkpoint_is_one_problem(folder: Path, tmp_path: Path) -> None:
     RunDir.create(tmp_path, "p", "judge", "rm").write_config("", {})
     overrides = ["reward.reward_model.enable=true", "reward.reward_model.model.path=judge"]

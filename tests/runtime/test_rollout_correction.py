@@ -20,6 +20,7 @@ from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import to_floats
 from tests.configs import configured
 from tests.numerics.batches import scored_batch
+from tests.plugin_folders import of_settings
 from tests.settings import given
 
 OLD = [[-1.0, -0.5, -2.0], [-0.1, -3.0], [-1.2], [-0.7, -0.2, -0.9, -1.1]]
@@ -400,21 +401,29 @@ OPTIMAL = "algorithm.adv_estimator=optimal_token_baseline"
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [
-        ([*LOGLINEAR, "async_training.max_staleness=0"], "generates all rollouts under"),
-        ([*LOGLINEAR, f"{CORRECTION}.loss_type=reinforce"], "has no proximal policy"),
-        ([*LOGLINEAR, f"{CORRECTION}.rollout_is_batch_normalize=true"], "weights of all rows"),
-        ([*LOGLINEAR, f"{CORRECTION}.rollout_is=null"], "no correction for it is chosen"),
-        ([*BYPASS, OPTIMAL], "bypass_mode does not compute"),
-        ([f"{CORRECTION}.rollout_rs=token_k1"], "has no threshold"),
-        ([f"{CORRECTION}.rollout_rs=token_k9", f"{CORRECTION}.rollout_rs_threshold=2"], "token_k9"),
-        ([*WEIGHTS, f"{CORRECTION}.rollout_is_threshold=3.0_1.0"], "is no bound"),
-        ([*WEIGHTS, f"{CORRECTION}.rollout_is_threshold=0.5_2"], r"0\.52 leaves out a ratio of 1"),
-        (
-            [f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=1.5_2.0"],
-            r"1\.5_2 leaves out a ratio of 1",
-        ),
-    ],
+    of_settings(
+        [
+            ([*LOGLINEAR, "async_training.max_staleness=0"], "generates all rollouts under"),
+            ([*LOGLINEAR, f"{CORRECTION}.loss_type=reinforce"], "has no proximal policy"),
+            ([*LOGLINEAR, f"{CORRECTION}.rollout_is_batch_normalize=true"], "weights of all rows"),
+            ([*LOGLINEAR, f"{CORRECTION}.rollout_is=null"], "no correction for it is chosen"),
+            ([*BYPASS, OPTIMAL], "bypass_mode does not compute"),
+            ([f"{CORRECTION}.rollout_rs=token_k1"], "has no threshold"),
+            (
+                [f"{CORRECTION}.rollout_rs=token_k9", f"{CORRECTION}.rollout_rs_threshold=2"],
+                "token_k9",
+            ),
+            ([*WEIGHTS, f"{CORRECTION}.rollout_is_threshold=3.0_1.0"], "is no bound"),
+            (
+                [*WEIGHTS, f"{CORRECTION}.rollout_is_threshold=0.5_2"],
+                r"0\.52 leaves out a ratio of 1",
+            ),
+            (
+                [f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=1.5_2.0"],
+                r"1\.5_2 leaves out a ratio of 1",
+            ),
+        ]
+    ),
 )
 def test_inconsistent_settings_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -114,7 +114,9 @@ def problems(tmp_path: Path, recipe: str, *settings: str) -> list[tuple[str, str
     return [(problem.message, problem.where) for problem in caught.value.problems]
 
 
-@pytest.mark.parametrize("recipe", ["sft", "self_distill"])
+@pytest.mark.parametrize(
+    "recipe", ["sft", pytest.param("self_distill", marks=pytest.mark.plugin("objectives"))]
+)
 def test_null_solutions_are_refused_before_the_start(tmp_path: Path, recipe: str) -> None:
     plain(tmp_path / "x.parquet", [record("8"), record(None), record("8")])
     assert problems(tmp_path, recipe) == [
@@ -122,6 +124,7 @@ def test_null_solutions_are_refused_before_the_start(tmp_path: Path, recipe: str
     ]
 
 
+@pytest.mark.plugin("objectives")
 def test_pairs_without_a_text_are_refused_before_the_start(tmp_path: Path) -> None:
     pairs = [record("", chosen="8", rejected="9")] * 2
     pairs.append(record("", chosen="8", rejected=None))
@@ -131,6 +134,7 @@ def test_pairs_without_a_text_are_refused_before_the_start(tmp_path: Path) -> No
     assert expected in problems(tmp_path, "rm", "reward.reward_model.ppo_mini_batch_size=2")
 
 
+@pytest.mark.plugin("objectives")
 def test_a_margin_that_is_no_number_is_refused_before_the_start(tmp_path: Path) -> None:
     pairs = [record("", chosen="8", rejected="9", margin=value) for value in (0.5, None)]
     plain(tmp_path / "x.parquet", pairs)
@@ -141,6 +145,7 @@ def test_a_margin_that_is_no_number_is_refused_before_the_start(tmp_path: Path) 
     ) in found
 
 
+@pytest.mark.plugin("objectives")
 def test_chats_are_trained_on_as_their_last_message(tmp_path: Path) -> None:
     chats = [
         {

@@ -103,6 +103,7 @@ def test_actor_learns(model: Path, mode: str, share: bool) -> None:
     assert not [each for each in device.syncs if each.startswith(("nonzero", "index"))]
 
 
+@pytest.mark.plugin("objectives")
 def test_a_policy_loss_that_draws_tokens(model: Path) -> None:
     batch = experience()
 

@@ -450,6 +450,7 @@ def test_the_text_of_a_response_refers_to_no_image(folders: dict[str, Path]) -> 
     assert plain.count(token) == other.count(token)
 
 
+@pytest.mark.plugin("objectives")
 def test_a_policy_learns_from_a_model_that_saw_pictures(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:

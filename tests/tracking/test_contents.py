@@ -200,6 +200,7 @@ def test_components_that_the_first_samples_lack_share_a_column():
     assert (row["score"], row["score (component)"]) == (1.0, 0.5)
 
 
+@pytest.mark.plugin("bridges")
 def test_trackio_shows_system_metrics_alerts_and_each_step_once(tmp_path):
     shown = call(trackio_contents, tmp_path, home=tmp_path)
     assert shown["steps"] == {"0": 1, "1": 1, "2": 1, "3": 1}
@@ -214,6 +215,7 @@ def test_trackio_shows_system_metrics_alerts_and_each_step_once(tmp_path):
     assert (row["acc"], row["format"], row["right"], other["brevity"]) == (1.0, 0.5, True, 0.25)
 
 
+@pytest.mark.plugin("bridges")
 @pytest.mark.soak
 def test_mlflow_shows_a_table_the_sweep_the_source_and_the_end_of_killed_runs(tmp_path):
     from mlflow.tracking import MlflowClient
@@ -264,6 +266,7 @@ def hparams_data(value: Any) -> Any:
     return HParamsPluginData.FromString(value.metadata.plugin_data.content)
 
 
+@pytest.mark.plugin("bridges")
 def test_tensorboard_shows_hyperparameters_a_table_alarms_and_the_failure(tmp_path):
     run = info(tmp_path)
     assert attempt("tensorboard", run) == "."
@@ -292,6 +295,7 @@ def test_tensorboard_shows_hyperparameters_a_table_alarms_and_the_failure(tmp_pa
     assert texts["failure/text_summary"] == [f"    {MESSAGE}".encode()]
 
 
+@pytest.mark.plugin("bridges")
 def test_tensorboard_continues_a_run_of_an_earlier_version_in_its_folder(tmp_path):
     run = info(tmp_path, trackers={"tensorboard": "tensorboard"}, resume_step=1, attempt=2)
     assert attempt("tensorboard", run, state="finished") == "tensorboard"
@@ -322,6 +326,7 @@ def test_swanlab_online_receives_tables_alarms_and_the_state(tmp_path, monkeypat
     assert experiments["abc123"].state == "FINISHED"
 
 
+@pytest.mark.plugin("bridges")
 @pytest.mark.soak
 def test_mlflow_reads_back_what_it_has(tmp_path):
     run = info(tmp_path)

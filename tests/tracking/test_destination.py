@@ -147,6 +147,7 @@ def test_printed_commands_send_offline_files(tmp_path: Path) -> None:
     assert steps == [1, 2, 3]
 
 
+@pytest.mark.plugin("bridges")
 @pytest.mark.soak
 def test_places_of_the_other_trackers_exist(tmp_path: Path) -> None:
     call(write, tmp_path, 1, 1, 0, ["tensorboard", "mlflow", "trackio"], home=tmp_path)

@@ -327,6 +327,7 @@ for step in range(10**6):
 """
 
 
+@pytest.mark.plugin("bridges")
 def test_kill_9_loses_no_step_of_the_record(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", STEPS, str(tmp_path)], stdout=subprocess.PIPE, text=True

@@ -33,7 +33,8 @@ from tests.tracking.real import (
 from tests.tracking.swanlab_server import swanlab_server
 from tests.tracking.wandb_server import wandb_server
 
-pytestmark = pytest.mark.soak  # `make abroad` runs them with the newest and the oldest releases
+# `make abroad` runs them with the newest and the oldest releases.
+pytestmark = [pytest.mark.soak, pytest.mark.plugin("bridges")]
 
 LAST, CHECKPOINT = 7, 3
 

@@ -63,6 +63,7 @@ def test_a_server_that_refuses_is_no_reason_to_end_a_run(switch, monkeypatch, lo
         switch.set("")
 
 
+@pytest.mark.plugin("bridges")
 @pytest.mark.parametrize("fault", [fault for fault in REASONS if fault != "unreachable"])
 def test_an_address_of_mlflow_counts_as_requested(switch, monkeypatch, fault):
     with wandb_server(switch) as (address, _):

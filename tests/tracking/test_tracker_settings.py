@@ -68,6 +68,7 @@ def test_swanlab(tmp_path: Path) -> None:
     assert experiment.state == "FINISHED"
 
 
+@pytest.mark.plugin("bridges")
 def test_mlflow(tmp_path: Path) -> None:
     address = f"sqlite:///{tmp_path / 'own.db'}"
     settings = {"tracking_uri": address, "experiment": "other", "tags": {"team": "a"}}
@@ -77,11 +78,13 @@ def test_mlflow(tmp_path: Path) -> None:
     assert call(mode_of, "mlflow", None, {"mlflow": settings}, home=tmp_path) == "local"
 
 
+@pytest.mark.plugin("bridges")
 def test_tensorboard(tmp_path: Path) -> None:
     log(tmp_path, "tensorboard", {"log_dir": str(tmp_path / "events")})
     assert list((tmp_path / "events/house/first").glob("events*"))
 
 
+@pytest.mark.plugin("bridges")
 def test_trackio(tmp_path: Path) -> None:
     log(tmp_path, "trackio", {"group": "seeds"})
     assert call(trackio_curves, "house", "first", home=tmp_path)["group"] == "seeds"
