@@ -12,6 +12,7 @@ from rlctl.recipes.compose import compose
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.role_table import ROLES
 from rlctl.recipes.unused_keys import report_unused_keys, unused_keys
+from tests.plugin_folders import of_settings
 
 FILES = ("data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m")
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -43,11 +44,6 @@ algorithm.kl_ctrl.kl_coef=0.001
 trainer.total_epochs=3 trainer.total_training_steps=7
   trainer.total_epochs has no effect: trainer.total_training_steps is 7
   (override trainer.total_training_steps=7)
-actor_rollout_ref.actor.tau_pos=2
-  actor_rollout_ref.actor.tau_pos has no effect:
-  actor_rollout_ref.actor.policy_loss.loss_mode is vanilla
-algorithm.gdpo_reward_keys=[a]
-  algorithm.gdpo_reward_keys has no effect: algorithm.adv_estimator is gae
 actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.ref.fsdp_config.param_offload=true
   actor_rollout_ref.ref.fsdp_config.param_offload has no effect:
   actor_rollout_ref.model.lora_rank is 8 (override actor_rollout_ref.model.lora_rank=8)
@@ -69,8 +65,32 @@ algorithm.name=sft algorithm.rollout_correction.rollout_is=token
 """.replace("ROLLOUT", ROLLOUT)
 
 
-@pytest.mark.parametrize("case", re.split(r"\n(?! )", REASONS.strip()))
+# The same for verl's keys of plug-ins.
+OF_PLUGINS = """
+actor_rollout_ref.actor.tau_pos=2
+  actor_rollout_ref.actor.tau_pos has no effect:
+  actor_rollout_ref.actor.policy_loss.loss_mode is vanilla
+algorithm.gdpo_reward_keys=[a]
+  algorithm.gdpo_reward_keys has no effect: algorithm.adv_estimator is gae
+"""
+
+
+def cases(reasons: str) -> list[str]:
+    return re.split(r"\n(?! )", reasons.strip())
+
+
+@pytest.mark.parametrize("case", of_settings([case] for case in cases(REASONS)))
 def test_report_gives_the_reason(case: str) -> None:
+    check_reason(case)
+
+
+@pytest.mark.plugin("bridges", "objectives")
+@pytest.mark.parametrize("case", cases(OF_PLUGINS))
+def test_report_gives_the_reason_of_a_key_of_a_plug_in(case: str) -> None:
+    check_reason(case)
+
+
+def check_reason(case: str) -> None:
     overrides, *reason = case.split("\n  ")
     [line] = unused(*overrides.split())
     assert " ".join(reason) in line
@@ -78,23 +98,29 @@ def test_report_gives_the_reason(case: str) -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [
-        ["actor_rollout_ref.actor.use_dynamic_bsz=false", "critic.ppo_micro_batch_size_per_gpu=4"],
-        ["actor_rollout_ref.actor.clip_ratio=.1", "actor_rollout_ref.actor.clip_ratio_high=.3"],
-        ["data.val_files=[v.parquet]", "trainer.test_freq=5"],
-        ["actor_rollout_ref.rollout.multi_turn.enable=false"],
-        [
-            f"{ROLLOUT}.name=vllm",
-            f"{ROLLOUT}.gpu_memory_utilization=0.4",
-            f"{ROLLOUT}.max_num_batched_tokens=512",
-        ],
-        [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.enforce_eager=true"],
-        [
-            "actor_rollout_ref.model.lora_rank=8",
-            "trainer.placement.reference=far",
-            "actor_rollout_ref.ref.fsdp_config.param_offload=true",
-        ],
-    ],
+    of_settings(
+        [overrides]
+        for overrides in [
+            [
+                "actor_rollout_ref.actor.use_dynamic_bsz=false",
+                "critic.ppo_micro_batch_size_per_gpu=4",
+            ],
+            ["actor_rollout_ref.actor.clip_ratio=.1", "actor_rollout_ref.actor.clip_ratio_high=.3"],
+            ["data.val_files=[v.parquet]", "trainer.test_freq=5"],
+            ["actor_rollout_ref.rollout.multi_turn.enable=false"],
+            [
+                f"{ROLLOUT}.name=vllm",
+                f"{ROLLOUT}.gpu_memory_utilization=0.4",
+                f"{ROLLOUT}.max_num_batched_tokens=512",
+            ],
+            [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.enforce_eager=true"],
+            [
+                "actor_rollout_ref.model.lora_rank=8",
+                "trainer.placement.reference=far",
+                "actor_rollout_ref.ref.fsdp_config.param_offload=true",
+            ],
+        ]
+    ),
 )
 def test_used_keys_are_not_reported(overrides: list[str]) -> None:
     assert unused(*overrides) == []

@@ -19,6 +19,7 @@ from rlctl.runtime.data.row_checks import RowFaults, check_fields, empty_truths
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.planning.plan import make_plan
 from tests.configs import configured
+from tests.plugin_folders import of_recipes
 
 FIELD = RowField("extra_info.answer", "data.response_key")
 QUESTION = [{"role": "user", "content": "Tom has 3 apples. He buys 5 more. How many?"}]
@@ -114,9 +115,7 @@ def problems(tmp_path: Path, recipe: str, *settings: str) -> list[tuple[str, str
     return [(problem.message, problem.where) for problem in caught.value.problems]
 
 
-@pytest.mark.parametrize(
-    "recipe", ["sft", pytest.param("self_distill", marks=pytest.mark.plugin("objectives"))]
-)
+@pytest.mark.parametrize("recipe", of_recipes(["sft", "self_distill"]))
 def test_null_solutions_are_refused_before_the_start(tmp_path: Path, recipe: str) -> None:
     plain(tmp_path / "x.parquet", [record("8"), record(None), record("8")])
     assert problems(tmp_path, recipe) == [

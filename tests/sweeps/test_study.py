@@ -242,9 +242,10 @@ LR = "actor_rollout_ref.actor.optim.lr"
         ([f"{LR}=1e-4,2e-4", f"{LR}=5e-4"], "one value"),
         ([f"{LR}=1e-4,2e-4", f"++{LR}=5e-4"], "one value"),
         # verl's name, and a section with the key.
-        (
+        pytest.param(
             ["actor_rollout_ref.actor.optim.clip_grad=1,2", "actor_rollout_ref.actor.grad_clip=1"],
             "one value",
+            marks=pytest.mark.plugin("bridges"),
         ),
         ([f"{LR}=1e-4,2e-4", "actor_rollout_ref.actor.optim={lr:1}"], "one value"),
     ],
