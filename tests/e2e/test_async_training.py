@@ -117,7 +117,10 @@ SINGLE = [
 EPISODES = given(train_rows=2, batch=2, mini_batch=2, n=4, val=None, threads=1, steps=1, save=-1)
 
 
-@pytest.mark.parametrize("is_episodes", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "is_episodes",
+    [False, pytest.param(True, marks=[pytest.mark.soak, pytest.mark.plugin("agents")])],
+)
 def test_scores_are_those_without_overlap(
     settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_episodes: bool
 ) -> None:

@@ -84,7 +84,13 @@ def state() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("end", [*ENDS, "request", "time"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param("parser", marks=pytest.mark.plugin("agents")),
+        *("fail", "interrupt", "terminate", "request", "time"),
+    ],
+)
 def test_a_run_leaves_the_process_of_its_caller_as_it_was(
     end: str,
     here: Path,

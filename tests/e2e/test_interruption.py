@@ -167,6 +167,7 @@ def test_stop_of_the_eager_schedule_loses_no_step(settings: list[str], tmp_path:
     assert steps == list(range(6))
 
 
+@pytest.mark.plugin("agents")
 @pytest.mark.slow
 def test_a_tool_that_hangs_is_interrupted(settings: list[str], tmp_path: Path) -> None:
     write_code(tmp_path)

@@ -79,7 +79,13 @@ def test_a_worker_that_ends_is_noticed_without_waitid() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("recipe", [["ppo"], ["grpo", "--recipe", "tools"]], ids=["ppo", "tools"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(["ppo"], id="ppo"),
+        pytest.param(["grpo", "--recipe", "tools"], id="tools", marks=pytest.mark.plugin("agents")),
+    ],
+)
 @pytest.mark.parametrize("inline", [["--inline"], []], ids=["inline", "ray"])
 def test_runs_train_and_resume(
     settings: list[str], tmp_path: Path, recipe: list[str], inline: list[str]

@@ -70,6 +70,7 @@ def test_two_ranks_of_vllm_share_three_vision_heads(tmp_path: Path) -> None:
     two_steps(*VLLM, *given(tensor=2, ranks=2), cwd=tmp_path)
 
 
+@pytest.mark.plugin("agents")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_replies_of_environments_have_pictures(engine: tuple[str, ...], tmp_path: Path) -> None:
     rollout = "actor_rollout_ref.rollout"

@@ -20,6 +20,7 @@ from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.loading import load_reward
 from rlctl.runtime.sandbox.user_code import load_named
 from tests.e2e.command import rlctl
+from tests.plugin_folders import in_this_tree, marks_of
 from tests.recorded import called
 
 KINDS = {
@@ -301,6 +302,7 @@ FAILURES = {
         '"parser"',
     ),
 }
+OF_PLUGINS = {"tool_parsers": "agents"}  # folder in which a kind is used
 # Slower ones: another process, or a step of training.
 LATER = {
     ("rewards", "build", "settings"): (
@@ -438,7 +440,10 @@ def test_a_recipe_that_selects_broken_code_is_reported(here: Path) -> None:
 @pytest.mark.parametrize(
     "what",
     [
-        *(pytest.param(case, id=" ".join(case)) for case in FAILURES),
+        *(
+            pytest.param(case, id=" ".join(case), marks=marks_of(OF_PLUGINS.get(case[0])))
+            for case in FAILURES
+        ),
         *(pytest.param(case, id=" ".join(case), marks=pytest.mark.soak) for case in LATER),
     ],
 )
@@ -466,6 +471,7 @@ def test_code_that_fails_is_named_with_its_line(
         assert code in shown
 
 
+@pytest.mark.plugin("agents")
 @pytest.mark.soak
 def test_results_of_parsers_fail_the_episodes(here: Path, settings: list[str]) -> None:
     (here / "failing_turns.py").write_text(CODE)
@@ -565,7 +571,7 @@ def test_each_kind_fails_at_each_moment() -> None:
     assert tried.isdisjoint(REASONS)
     expected = {(kind, moment) for kind in KINDS for moment in ("build", "call")}
     assert tried | ELSEWHERE.keys() | REASONS.keys() == expected
-    for place in ELSEWHERE.values():
+    for place in filter(in_this_tree, ELSEWHERE.values()):
         file, _, name = place.partition(":")
         path = Path(__file__).parents[1] / file
         assert f"def {name}(" in path.read_text(encoding="utf-8")
