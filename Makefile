@@ -15,7 +15,7 @@ UV_VERSION := 0.13.9
 # compiles the files that it imports, which takes 7 s; compiling all that is installed takes 36 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup setup-dev setup-extras demo test tests test-extras types-of-extras tests-of-extras sglang strangers abroad check lint types docs audit bench gpu soak real quickstart-model clean
+.PHONY: setup setup-dev setup-extras demo test tests test-extras types-of-extras tests-of-extras sglang strangers abroad without check lint types docs audit bench gpu soak real quickstart-model clean
 
 setup: $(READY)
 
@@ -79,6 +79,10 @@ strangers: $(STAMP)
 # Packages of other projects, each in an environment of its own; see `python -m tests.abroad --help`.
 abroad: $(STAMP)
 	$(BIN)/python -m tests.abroad $(ABROAD)
+
+# The tests without folders of rlctl/plugins; see `python -m tests.without_plugins --help`.
+without: $(STAMP)
+	$(BIN)/python -m tests.without_plugins $(WITHOUT)
 
 check: lint types
 
