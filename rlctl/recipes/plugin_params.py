@@ -53,9 +53,9 @@ def plugin_keys(slot: Slot, name: str) -> list[Key]:
 
 
 def _unknown_names(slot: Slot, container: dict[str, Any], layers: Layers) -> list[Problem]:
-    """Return problems for selected names that are neither entry points nor `module:Name`."""
+    """Return problems for names, other than defaults, that are neither known nor `module:Name`."""
     chain = layers.origins.get(slot.key)
-    if not chain or chain[-1].level == 1 or slot.key in layers.faulty:
+    if not chain or chain[-1].value == chain[0].value or slot.key in layers.faulty:
         return []
     problems: list[Problem] = []
     for name in slot.selected(container):

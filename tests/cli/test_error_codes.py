@@ -21,6 +21,7 @@ from rlctl.runs.record import failure_of
 from rlctl.runtime.sandbox.messages import error_from_json, error_to_json
 from rlctl.runtime.sandbox.user_code import load_named
 from tests.architecture.source import FILES, ROOT
+from tests.plugin_folders import FOLDERS
 
 KINDS = {
     name: kind
@@ -206,6 +207,7 @@ def test_codes_that_errors_name_exist_and_have_their_exit_code() -> None:
     assert {code: error_entries()[code].exit for code in named} == named
 
 
+@pytest.mark.plugin(*FOLDERS)
 def test_each_code_has_messages() -> None:
     claimed = {code for each in messages() for code in claims(each)}
     general = {kind.code for kind in KINDS.values()}

@@ -18,7 +18,7 @@ from rlctl.explain.entries import code_of, error_entries, message_pattern, metri
 from rlctl.explain.lookup import LIBRARIES, explain, known_names, library_options
 from rlctl.recipes.keys import schema_keys
 from tests.architecture.source import FILES
-from tests.plugin_folders import is_there
+from tests.plugin_folders import FOLDERS, is_there
 
 
 @cache
@@ -57,6 +57,7 @@ def has_message(template: str) -> bool:
     return any(message_pattern(text).match(template) for text in filled)
 
 
+@pytest.mark.plugin(*FOLDERS)
 def test_every_message_of_an_entry_is_in_the_code() -> None:
     unused = [
         f"{entry.code}: {template}"

@@ -29,7 +29,6 @@ COMMANDS = {
     "config keys zzzz": "`rlctl config keys` lists all keys",
     "data show rows.parquet --start 9": "the file has 1 row, counted from 0",
     "data show none.parquet": "`rlctl prep arithmetic --out data` writes one",
-    "doctor x.zip": "rlctl doctor --bug-report",
     "doctor x.txt --bug-report": "--run RUN names a run",
     "engines add r --url a --url b --count 1": "leave out --count",
     "engines drain r": "`rlctl engines list RUN` shows the numbers",
@@ -53,7 +52,6 @@ COMMANDS = {
     f"{_REWARD} --responses three.jsonl --model x --reward gsm8k": "each in a separate command",
     f"{_REWARD} --responses none.jsonl --reward gsm8k": "give one response per row, or the same",
     "resume s data.seed=3": "its runs, named SWEEP-NNN, take overrides and options",
-    "runs --state finished trash": "rlctl runs trash … --state …",
     "runs --watch": "list the runs once without it",
     "show r --wrong --right": "leave out both to see all",
     "sweep ppo data.seed=1,2 --json": "`rlctl show SWEEP --json` prints the results of a sweep",
@@ -67,6 +65,11 @@ COMMANDS = {
     "train sft --recipe ppo": "use `ppo` with this recipe, or the recipe sft",
     "train --cfg job": "`rlctl config show --yaml` prints the composed configuration",
     "train ppo --multirun": "`rlctl sweep ALGORITHM KEY=A,B` runs several values of a key",
+}
+# Their hints are of the folder `console`, and their commands are not.
+OF_CONSOLE = {
+    "doctor x.zip": "rlctl doctor --bug-report",
+    "runs --state finished trash": "rlctl runs trash … --state …",
 }
 RECIPES = {
     "a: {lr: ${b.c}}": 'quote a reference inside braces: {key: "${other.key}"}',
@@ -96,6 +99,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("line", "hint"), of_commands(COMMANDS.items()), ids=COMMANDS)
 def test_a_command_line_gets_its_hint(line: str, hint: str, folder: Path) -> None:
+    check_hint(line, hint, folder)
+
+
+@pytest.mark.plugin("console")
+@pytest.mark.parametrize(("line", "hint"), OF_CONSOLE.items(), ids=OF_CONSOLE)
+def test_a_command_line_gets_its_hint_of_a_plug_in(line: str, hint: str, folder: Path) -> None:
+    check_hint(line, hint, folder)
+
+
+def check_hint(line: str, hint: str, folder: Path) -> None:
     done = called(*shlex.split(line), cwd=folder)
     assert done.returncode in range(1, 70), done.stderr
     [help] = [line for line in done.stderr.splitlines() if line.startswith("  help: ")]

@@ -140,9 +140,12 @@ def test_help_has_an_example_and_imports_nothing_heavy() -> None:
     [
         "arithmetic --train 64 --val 8 --out data/sums",
         "arithmetic --train 64 --val 8 --out data/tools --level 4 --tools calculator",
-        "gridworld --train 32 --val 8",
+        pytest.param("gridworld --train 32 --val 8", marks=pytest.mark.plugin("agents")),
         "shapes --train 64 --val 8 --out 'my data'",
-        "preferences arithmetic --train 64 --val 8 --out data/pairs",
+        pytest.param(
+            "preferences arithmetic --train 64 --val 8 --out data/pairs",
+            marks=pytest.mark.plugin("objectives"),
+        ),
         "jsonl mine.jsonl --prompt-key q --answer-key a --out data/mine",
     ],
 )

@@ -15,6 +15,7 @@ from rlctl.cli import app, reward_scores
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError, NotFoundError, RlctlError, UsageError
 
+METHOD = "reward.params.gsm8k.method"
 RESPONSES = ["it is 18", "#### 18.0", "#### 19"]
 
 
@@ -54,7 +55,7 @@ def scores(*arguments: Any) -> list[float]:
     ],
 )
 def test_each_method(rows: Path, responses: Path, method: str, wanted: list[float]) -> None:
-    assert scores(rows, responses, f"reward.gsm8k.method={method}") == wanted
+    assert scores(rows, responses, f"{METHOD}={method}") == wanted
 
 
 def test_each_format_of_responses(rows: Path, tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_each_format_of_responses(rows: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n".join(RESPONSES) + "\n")
     pq.write_table(pa.table({"response": RESPONSES}), tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.json", "a.txt", "a.parquet"):
-        assert scores(rows, tmp_path / name, "reward.gsm8k.method=flexible") == [1, 1, 0], name
+        assert scores(rows, tmp_path / name, f"{METHOD}=flexible") == [1, 1, 0], name
 
 
 def test_several_responses_per_row_are_consecutive(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_a_custom_function_and_its_failures(rows: Path, responses: Path, tmp_pat
 def test_invalid_inputs(rows: Path, responses: Path, tmp_path: Path) -> None:
     assert isinstance(run(rows, tmp_path / "none").exception, NotFoundError)
     assert isinstance(run(rows, responses, "--reward", "gms8k").exception, ConfigError)
-    assert isinstance(run(rows, responses, "reward.gsm8k.method=loose").exception, ConfigError)
+    assert isinstance(run(rows, responses, f"{METHOD}=loose").exception, ConfigError)
     (tmp_path / "four.txt").write_text("1\n2\n3\n4\n")
     assert "4 responses for 3 rows" in str(run(rows, tmp_path / "four.txt").exception)
     assert isinstance(run(rows, tmp_path / "four.txt").exception, UsageError)

@@ -21,7 +21,7 @@ from rlctl.recipes.search_path import library_recipes
 from rlctl.recipes.slots import SLOTS
 from rlctl.runs.run_dir import RunDir
 from rlctl.suggest import nearest
-from tests.plugin_folders import can_train
+from tests.plugin_folders import can_train, is_there
 from tests.small_disk import fill, small_disk
 
 Captured = pytest.CaptureFixture[str]
@@ -183,7 +183,8 @@ def test_the_page_of_keys_has_every_key_and_plug_in() -> None:
         assert f"\n| `{name}` |" in page, row.key.name
     for slot in SLOTS:
         assert all(f"\n* `{name}`: " in page for name in plugins.names(slot.kind)), slot.kind
-    assert "\n  * `tau_pos` = `1.0`: " in page
+    if is_there("objectives"):
+        assert "\n  * `tau_pos` = `1.0`: " in page
 
 
 def test_nearest_names_are_sorted() -> None:

@@ -16,6 +16,7 @@ from rlctl.recipes.compose import compose
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.schema import Config, Section
 from tests.models import write_tiny_model
+from tests.plugin_folders import FOLDERS
 
 # Patterns of keys that a run of PPO in one process does not read, with the reason.
 ELSEWHERE = {
@@ -97,6 +98,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         yield read
 
 
+@pytest.mark.plugin(*FOLDERS)
 def test_a_run_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlctl.runtime.launch import train
     from rlctl.runtime.planning.plan import make_plan

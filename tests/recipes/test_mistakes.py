@@ -169,6 +169,8 @@ data.train_files=[{path: a, wieght: 1}]
 data.train_files={path: a.parquet, weight: 1}
   data.train_files is a list of text or {path, weight}: it has no keys below it
   set data.train_files=[…] as a whole
+"""
+OF_VERL = """
 trainer.default_hdfs_dir=hdfs://x
   trainer.default_hdfs_dir=hdfs://x is not supported
   trainer.mirror=hdfs://x
@@ -178,7 +180,17 @@ actor_rollout_ref.rollout.dtype=float16
 """
 
 
-@pytest.mark.parametrize("mistake", re.split(r"\n(?! )", MISTAKES.strip()))
+def cases(mistakes: str) -> list[str]:
+    return re.split(r"\n(?! )", mistakes.strip())
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        *cases(MISTAKES),
+        *(pytest.param(case, marks=pytest.mark.plugin("bridges")) for case in cases(OF_VERL)),
+    ],
+)
 def test_mistake_on_the_command_line_is_reported(mistake: str) -> None:
     override, message, hint = mistake.split("\n  ")
     problem = only("ppo", override)
