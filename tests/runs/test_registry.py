@@ -120,7 +120,7 @@ def test_a_store_reads_what_has_changed(root):
     store = RunStore(root)
     before = {run.name: run for run in store.runs()}
     RunDir(root / "p" / "a").update(total_steps=7)
-    (root / "p" / "b" / LABELS_FILE).write_text('{"tags": ["good"]}')
+    (root / "p" / "b" / LABELS_FILE).write_text('{"tags": ["good"], "note": ""}')
     after = {run.name: run for run in store.runs()}
     assert after["a"].record.total_steps == 7  # type: ignore[union-attr]
     assert after["b"].labels.tags == ("good",)

@@ -171,15 +171,8 @@ def test_episodes_with_a_model(tmp_path: Path) -> None:
     assert [message["role"] for message in asked["messages"]] == roles
     texts = [[message["text"] for message in each["messages"]] for each in (asked, first)]
     assert texts[0] == texts[1]
-    sleeping = [
-        "test",
-        "--program",
-        "tests.plugins.agents.programs:sleeps",
-        *words[2:],
-        "--timeout",
-        "1",
-    ]
-    [slow] = run(*sleeping, "-s", "data.max_response_length=256", code=1)
+    sleeping = ["test", "--program", "tests.plugins.agents.programs:sleeps", *words[2:]]
+    [slow] = run(*sleeping, "--timeout", "1", "-s", "data.max_response_length=256", code=1)
     assert slow["error"] == "the episode took longer than 1 s"
     shown = CliRunner().invoke(env.app, [*words, "-s", "data.max_response_length=256"]).output
     assert "assistant  trained, " in shown

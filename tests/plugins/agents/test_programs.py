@@ -23,6 +23,7 @@ from tests.plugins.agents.programs import TEMPLATE
 from tests.plugins.agents.quiz import write_quiz
 from tests.plugins.agents.test_episodes import ROLLOUT, N, assert_trained, episodes, generate
 
+PROGRAMS = "tests.plugins.agents.programs"
 PLAIN = ("chat", "stream", "fork_at_once", "refused", "fails", "silent", "choices", "texts")
 WITH_TOOLS = (
     *("tools", "streamed_call", "messages_api", "responses_api", "stops", "documented"),
@@ -33,7 +34,7 @@ WITH_TOOLS = (
 def program(name: str) -> list[str]:
     return [
         f"{ROLLOUT}.agent.environment=null",
-        f"{ROLLOUT}.agent.program=tests.plugins.agents.programs:{name}",
+        f"{ROLLOUT}.agent.program={PROGRAMS}:{name}",
     ]
 
 
@@ -200,9 +201,7 @@ def test_plugins_have_settings_and_functions_have_none() -> None:
     with pytest.raises(ConfigError, match="verifiers needs a value for environment"):
         load_here(PROGRAM, {"program": "verifiers"})
     with pytest.raises(ConfigError, match="has no settings, given: speed"):
-        load_here(
-            PROGRAM, {"program": "tests.plugins.agents.programs:chat", "params": {"speed": 1}}
-        )
+        load_here(PROGRAM, {"program": f"{PROGRAMS}:chat", "params": {"speed": 1}})
 
 
 def test_a_program_beside_an_environment_is_refused() -> None:
