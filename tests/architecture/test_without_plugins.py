@@ -1,4 +1,7 @@
-"""Folders of `rlctl/plugins` can be deleted: the core works without them and says what is gone."""
+"""Folders of `rlctl/plugins` can be deleted: the core works without them and says what is gone.
+
+`python -m tests.without_plugins` (`make without`) runs the tests of the core in such copies.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.architecture.source import ROOT
+from tests.plugin_folders import FOLDERS, is_there
 from tests.settings import given
 
 PLUGINS = ROOT / "rlctl" / "plugins"
-FOLDERS = sorted(path.parent.name for path in PLUGINS.glob("*/__init__.py"))
 SHORT = given(batch=8, mini_batch=8, val_rows=4, response=8, steps=1, validate=-1, threads=1)
 TRAIN = " ".join(("train ppo --inline", *SHORT))
 # For each folder: a command that needs it, and the message without it.
@@ -49,7 +53,7 @@ print(rlctl.__file__)
 """
 
 
-def without(folders: list[str], here: Path, commands: list[str]) -> list[str]:
+def without(folders: Sequence[str], here: Path, commands: list[str]) -> list[str]:
     """Run commands in a copy of rlctl without `folders`; return what each prints."""
     shutil.copytree(ROOT / "recipes", here / "recipes")
     shutil.copytree(ROOT / "rlctl", here / "rlctl", ignore=ignore(folders))
@@ -69,9 +73,14 @@ def without(folders: list[str], here: Path, commands: list[str]) -> list[str]:
     return printed
 
 
-def ignore(folders: list[str]):
+def ignore(folders: Sequence[str]) -> Callable[[str, list[str]], Sequence[str]]:
     """Return the `ignore` of `copytree` that leaves out folders of plug-ins."""
     return lambda folder, _: folders if Path(folder) == PLUGINS else []
+
+
+def test_the_folders_are_known() -> None:
+    here = {path.parent.name for path in PLUGINS.glob("*/__init__.py")}
+    assert here == {*filter(is_there, FOLDERS)}
 
 
 def test_the_core_works_without_any_plug_in_folder(tmp_path: Path) -> None:
@@ -80,11 +89,12 @@ def test_the_core_works_without_any_plug_in_folder(tmp_path: Path) -> None:
         "loggers",
         "config show ppo",
         TRAIN,
+        "eval @last data.val_max_samples=2",  # a stored configuration names their defaults
         *(command for command, _ in NEEDED.values()),
         *ALSO_GONE,
     ]
-    listed, loggers, config, trained, *refused = without(FOLDERS, tmp_path, commands)
-    for printed in (listed, loggers, config, trained):
+    listed, loggers, config, trained, evaluated, *refused = without(FOLDERS, tmp_path, commands)
+    for printed in (listed, loggers, config, trained, evaluated):
         assert "exit 0" in printed, printed
     assert "│ train " in listed
     assert "│ board " not in listed
