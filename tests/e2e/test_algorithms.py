@@ -20,7 +20,7 @@ from rlctl.runtime.build import load_algorithm
 from tests.e2e.command import VERBS, metrics, reproducible, rlctl, train
 from tests.e2e.killed_runs import SCORE, learned
 from tests.models import write_tiny_model
-from tests.plugin_folders import of_recipes
+from tests.plugin_folders import folder_of_recipe, marks_of
 from tests.settings import given
 from tests.skips import sampled
 
@@ -102,9 +102,13 @@ def is_embedded(name: str, config: schema.Config) -> bool:
 
 
 RECIPES = [name for name in library_recipes() if not name.endswith("_trainer")]
+EACH = [
+    pytest.param(*case.values, marks=[*case.marks, *marks_of(folder_of_recipe(*case.values))])
+    for case in sampled(RECIPES, {*RECIPES} - {*IN_SOAK})
+]
 
 
-@pytest.mark.parametrize("name", of_recipes(sampled(RECIPES, {*RECIPES} - {*IN_SOAK})))
+@pytest.mark.parametrize("name", EACH)
 def test_embedded_recipes_train_and_others_compose(name: str, tmp_path: Path) -> None:
     config = compose(name).config
     if not is_embedded(name, config):

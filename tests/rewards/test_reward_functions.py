@@ -227,7 +227,7 @@ def test_settings_of_a_reward_are_validated_by_its_params() -> None:
 
     assert kwargs() == [{"method": "strict"}]
     flexible = [{"method": "flexible"}]
-    assert kwargs("reward.gsm8k.method=flexible") == flexible
+    assert kwargs("reward.params.gsm8k.method=flexible") == flexible
     assert kwargs("reward.params.gsm8k={method: flexible}") == flexible
     with pytest.raises(ConfigError, match="method of gsm8k should be") as caught:
         kwargs("reward.params.gsm8k={method: loose}")
