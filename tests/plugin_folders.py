@@ -51,8 +51,7 @@ _OPTIONS = {
 def folder_of_command(line: str) -> str | None:
     """Return the folder that has the line's command, or one of its options; None for the core."""
     first, second, *_ = *line.removeprefix("rlctl ").split(), "", ""
-    options = {*line.split()}
-    if _OPTIONS.get(first, set()) & options or {"--detach", "--dry-run"} <= options:
+    if _OPTIONS.get(first, set()) & {*line.split()}:
         return "console"
     return folder_of("commands", first) or folder_of(f"commands.{first}", second)
 

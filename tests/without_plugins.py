@@ -46,7 +46,7 @@ def copy_tree(folders: Sequence[str], to: Path) -> None:
 
 def run_tests(tree: Path, arguments: Sequence[str]) -> tuple[int, str]:
     """Run pytest in a copy; return its exit code and its output."""
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     where = [sys.executable, "-c", "import rlctl; print(rlctl.__file__)"]
     imported = subprocess.run(
         where, cwd=tree.parent, env=environment, check=True, capture_output=True, text=True
@@ -80,25 +80,20 @@ def try_without(folders: Sequence[str], arguments: Sequence[str]) -> bool:
 
 def main() -> None:
     """Run the tests in each copy and exit with 1 if any fails."""
-    words, _, arguments = _split(sys.argv[1:])
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(
         prog="python -m tests.without_plugins",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folders", nargs="*", metavar="FOLDER", help=f"of {', '.join(FOLDERS)}")
-    folders: list[str] = parser.parse_args(words).folders
+    folders: list[str] = parser.parse_args(words[:end]).folders
     if unknown := {*folders} - {*FOLDERS}:
         parser.error(f"no folder of rlctl/plugins: {', '.join(sorted(unknown))}")
     copies = [folders] if folders else [[*FOLDERS], *([folder] for folder in FOLDERS)]
-    passed = [try_without(copy, arguments) for copy in copies]
+    passed = [try_without(copy, words[end + 1 :]) for copy in copies]
     sys.exit(not all(passed))
-
-
-def _split(words: list[str]) -> tuple[list[str], str, list[str]]:
-    """Return what is left and right of `--`, as `str.partition` does."""
-    at = words.index("--") if "--" in words else len(words)
-    return words[:at], "--", words[at + 1 :]
 
 
 if __name__ == "__main__":

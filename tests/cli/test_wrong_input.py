@@ -46,79 +46,110 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
-    of_commands(
-        [
-            (["train", "ppo", "--recipe", "cyclic.yaml"], 3, "a value contains itself"),
-            (["explain", "a" * 100_000], 4, "nothing has a name of 100000 characters"),
-            (["fit", "grpo", "--nodes", "99999999"], 0, ""),
-            (
-                ["import", "verl", "good.sh", "-o", "nodir/x.yaml"],
-                4,
-                "the folder nodir does not exist",
-            ),
-            (
-                ["import", "verl", "expanding.sh"],
-                3,
-                "the variable a5 has more than 100000 characters",
-            ),
-            (
-                ["import", "verl", "repeating.sh"],
-                3,
-                "more than 2000000 characters once its variables",
-            ),
-            (["import", "verl", "nested.sh"], 3, "the script has more than 50 nested brackets"),
-            (["import", "verl", "many.sh"], 3, "has 100000 settings, at most 2000 are read"),
-            (["completion", "tcsh"], 2, "for example `rlctl completion zsh > ~/.zfunc/_rlctl`;"),
-            (
-                ["train", "ppo", "--dry-run", "--name", LONG],
-                2,
-                "has 300 bytes, and 200 are allowed",
-            ),
-            (
-                ["train", "ppo", "--dry-run", "trainer.run_dir=/dev/null"],
-                7,
-                "/null is not a folder",
-            ),
-            (["train", "ppo", "--address", "junk"], 2, "'junk' is not the address of a cluster"),
-            (["runs", "--where", "not " * 2000 + "true"], 2, "too deeply nested"),
-            (["runs", "--where", "not " * 90 + "(state == 'lost')"], 0, ""),
-            (["train", "ppo", "trainer.project_name=${eval:1+}"], 3, "trainer.project_name"),
-            (["train", "ppo", "--detach", "--dry-run"], 2, "cannot be combined with --dry-run"),
-            (["sweep", "ppo", "--dry-run", "--address", "auto"], 2, "--address cannot be combined"),
-            (["resume", "r", "--inline", "--address", "auto"], 2, "--address cannot be combined"),
-            (["runs", "rm", ""], 2, "the name of the run is empty"),
-            (["sweep", "best", ""], 2, "the name of the sweep is empty"),
-            (["show", LONG], 4, "no run is named"),
-            (["train", "sft", "--recipe", "gsm8k_ppo"], 2, "the recipe gsm8k_ppo is for `ppo`"),
-            (
-                [
-                    *("train", "ppo", "--dry-run", "trainer.resume_mode=resume_path"),
-                    "trainer.resume_from_path=nope",
-                ],
-                4,
-                "there is no checkpoint in trainer.resume_from_path: nope",
-            ),
-            (["explain", "foo/bar", "actor/kl_loss"], 4, "nothing is named 'foo/bar'"),
-            (["train", "ppo", "trainer.=3"], 3, "'trainer.' is not a key: a part of it is empty"),
-            (["config", "show", "@last"], 4, "help: -r @last shows the configuration of that run"),
-            (
-                ["sweep", "ppo", "--dry-run", "algorithm.gamma=0.9,1", "--metric", "nope"],
-                3,
-                "no trial would log the metric 'nope'",
-            ),
-            (
-                ["sweep", "ppo", "--dry-run", "algorithm.gamma=range(5,1)"],
-                3,
-                "algorithm.gamma='range(",
-            ),
-            (
-                ["report", "r", "-o", "missing/r.html"],
-                4,
-                "error: the folder missing does not exist",
-            ),
-            (["runs", "sync", "r", "--logger", "tensorboard"], 3, "configuration is damaged"),
-        ]
-    ),
+    [
+        pytest.param(
+            ["train", "ppo", "--detach", "--dry-run"],
+            2,
+            "cannot be combined with --dry-run",
+            marks=pytest.mark.plugin("console"),
+        ),
+        *of_commands(
+            [
+                (["train", "ppo", "--recipe", "cyclic.yaml"], 3, "a value contains itself"),
+                (["explain", "a" * 100_000], 4, "nothing has a name of 100000 characters"),
+                (["fit", "grpo", "--nodes", "99999999"], 0, ""),
+                (
+                    ["import", "verl", "good.sh", "-o", "nodir/x.yaml"],
+                    4,
+                    "the folder nodir does not exist",
+                ),
+                (
+                    ["import", "verl", "expanding.sh"],
+                    3,
+                    "the variable a5 has more than 100000 characters",
+                ),
+                (
+                    ["import", "verl", "repeating.sh"],
+                    3,
+                    "more than 2000000 characters once its variables",
+                ),
+                (["import", "verl", "nested.sh"], 3, "the script has more than 50 nested brackets"),
+                (["import", "verl", "many.sh"], 3, "has 100000 settings, at most 2000 are read"),
+                (
+                    ["completion", "tcsh"],
+                    2,
+                    "for example `rlctl completion zsh > ~/.zfunc/_rlctl`;",
+                ),
+                (
+                    ["train", "ppo", "--dry-run", "--name", LONG],
+                    2,
+                    "has 300 bytes, and 200 are allowed",
+                ),
+                (
+                    ["train", "ppo", "--dry-run", "trainer.run_dir=/dev/null"],
+                    7,
+                    "/null is not a folder",
+                ),
+                (
+                    ["train", "ppo", "--address", "junk"],
+                    2,
+                    "'junk' is not the address of a cluster",
+                ),
+                (["runs", "--where", "not " * 2000 + "true"], 2, "too deeply nested"),
+                (["runs", "--where", "not " * 90 + "(state == 'lost')"], 0, ""),
+                (["train", "ppo", "trainer.project_name=${eval:1+}"], 3, "trainer.project_name"),
+                (
+                    ["sweep", "ppo", "--dry-run", "--address", "auto"],
+                    2,
+                    "--address cannot be combined",
+                ),
+                (
+                    ["resume", "r", "--inline", "--address", "auto"],
+                    2,
+                    "--address cannot be combined",
+                ),
+                (["runs", "rm", ""], 2, "the name of the run is empty"),
+                (["sweep", "best", ""], 2, "the name of the sweep is empty"),
+                (["show", LONG], 4, "no run is named"),
+                (["train", "sft", "--recipe", "gsm8k_ppo"], 2, "the recipe gsm8k_ppo is for `ppo`"),
+                (
+                    [
+                        *("train", "ppo", "--dry-run", "trainer.resume_mode=resume_path"),
+                        "trainer.resume_from_path=nope",
+                    ],
+                    4,
+                    "there is no checkpoint in trainer.resume_from_path: nope",
+                ),
+                (["explain", "foo/bar", "actor/kl_loss"], 4, "nothing is named 'foo/bar'"),
+                (
+                    ["train", "ppo", "trainer.=3"],
+                    3,
+                    "'trainer.' is not a key: a part of it is empty",
+                ),
+                (
+                    ["config", "show", "@last"],
+                    4,
+                    "help: -r @last shows the configuration of that run",
+                ),
+                (
+                    ["sweep", "ppo", "--dry-run", "algorithm.gamma=0.9,1", "--metric", "nope"],
+                    3,
+                    "no trial would log the metric 'nope'",
+                ),
+                (
+                    ["sweep", "ppo", "--dry-run", "algorithm.gamma=range(5,1)"],
+                    3,
+                    "algorithm.gamma='range(",
+                ),
+                (
+                    ["report", "r", "-o", "missing/r.html"],
+                    4,
+                    "error: the folder missing does not exist",
+                ),
+                (["runs", "sync", "r", "--logger", "tensorboard"], 3, "configuration is damaged"),
+            ]
+        ),
+    ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
 def test_wrong_input_has_its_own_error(
