@@ -1,11 +1,11 @@
-"""Run the tests in copies of this tree that lack folders of `rlctl/plugins`.
+"""Run the tests of the core in copies of this tree that lack folders of `rlctl/plugins`.
 
     python -m tests.without_plugins                      # without all four, then without each alone
     python -m tests.without_plugins console bridges      # without these two, in one copy
     python -m tests.without_plugins console -- tests/cli # the rest are arguments of pytest
 
-A copy also lacks the tests of the folders, `tests/plugins/FOLDER`. It skips tests that are marked
-`plugin(FOLDER)`.
+The tests of the core are those outside of `tests/plugins`. The ones that are marked `plugin(FOLDER)`
+are skipped in a copy without this folder. A copy also lacks `tests/plugins/FOLDER`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.plugin_folders import FOLDERS, ROOT
 
 # The options of `make test`.
 OPTIONS = (
+    "--ignore=tests/plugins",
     "-m",
     "not gpu and not soak and not real",
     *("--hypothesis-profile=ci", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
