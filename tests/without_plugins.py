@@ -4,8 +4,8 @@
     python -m tests.without_plugins console bridges      # without these two, in one copy
     python -m tests.without_plugins console -- tests/cli # the rest are arguments of pytest
 
-The tests of the core are those outside of `tests/plugins`. Those marked `plugin(FOLDER)` are skipped
-in a copy without this folder, which also lacks `tests/plugins/FOLDER`.
+The tests of the core are those outside of `tests/plugins`. Those marked `plugin(FOLDER)` are
+skipped in a copy without this folder, which also lacks `tests/plugins/FOLDER`.
 """
 
 from __future__ import annotations
