@@ -14,7 +14,7 @@ from tests.e2e.conftest import small, write_shelf
 def train(folder: Path, contents: str) -> Path:
     """Train the run `a` for one step; return the folder of its checkpoint."""
     words = [*small(write_shelf(folder)), "trainer.save_freq=1", "trainer.total_training_steps=1"]
-    contents = f"actor_rollout_ref.actor.checkpoint.save_contents={contents}"
+    contents = f"trainer.checkpoint.save_contents={contents}"
     rlctl("train", "grpo", "--name", "a", "--inline", *words, contents, cwd=folder)
     return folder / "runs" / "quickstart" / "a" / "checkpoints" / "step_000001"
 

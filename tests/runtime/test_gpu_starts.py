@@ -149,6 +149,7 @@ def test_two_ranks_of_a_pool_share_no_gpu(
     assert [each.where for each in problems] == ["trainer.placement.device_fraction"] * refused
 
 
+@pytest.mark.plugin("bridges")
 @pytest.mark.parametrize("is_client", [True, False])
 def test_clients_of_servers_need_no_gpu(is_client: bool) -> None:
     rollout = "actor_rollout_ref.rollout"
