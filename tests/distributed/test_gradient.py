@@ -196,7 +196,7 @@ def test_an_update_returns_the_log_probs_before_it(model: Path) -> None:
 
 
 def test_one_rank_on_a_cpu_trains_in_bfloat16_with_float32_weights(model: Path) -> None:
-    overrides = [f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.model.dtype=bf16"]
+    overrides = [f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.model.dtype=bfloat16"]
     try:
         worker = actor_of(rank_info(), compose("ppo", [*overrides, *LOSS]).config)
         before = [full_tensor(each).clone() for each in worker.policy.parameters()]

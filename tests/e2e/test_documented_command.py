@@ -16,6 +16,7 @@ from tests.settings import given
 GSM8K = Path(__file__).parents[1] / "data" / "gsm8k"
 
 
+@pytest.mark.plugin("bridges")
 @pytest.mark.slow
 @pytest.mark.soak
 def test_documented_command_trains_and_logs_to_swanlab(

@@ -76,7 +76,7 @@ def test_an_engine_is_divided_by_its_tensor_parallelism(model: Path) -> None:
 
 
 def test_frozen_weights_take_the_bytes_of_passes(model: Path) -> None:
-    keys = ["actor_rollout_ref.model.dtype=bf16", "actor_rollout_ref.model.lora_rank=2"]
+    keys = ["actor_rollout_ref.model.dtype=bfloat16", "actor_rollout_ref.model.lora_rank=2"]
     memory = actor_memory(model, *keys)
     frozen = memory.num_parameters - memory.num_trained
     assert memory.parameters == 2 * frozen + 4 * memory.num_trained
@@ -244,7 +244,10 @@ def test_engines_have_caches_of_states_and_of_latent_attention(kind: str, tmp_pa
     built.save_pretrained(tmp_path)
     costs = Costs.from_config(built)
     sizes = ("data.train_batch_size=2", "actor_rollout_ref.rollout.n=3")
-    name, more = "actor_rollout_ref.rollout.name", (*sizes, "actor_rollout_ref.model.dtype=bf16")
+    name, more = (
+        "actor_rollout_ref.rollout.name",
+        (*sizes, "actor_rollout_ref.model.dtype=bfloat16"),
+    )
     needs = Needs.GROUPS | Needs.ENGINE
     plain = actor_memory(tmp_path, f"{name}=hf", *more, device="cuda", needs=needs).engine
     tokens = 2 * (8 + 3 * 8)  # two prompts with three responses each
