@@ -40,6 +40,7 @@ def folder_of(kind: str, name: str) -> str | None:
 
 # Options of commands of the core that are of the folder `console`.
 _OPTIONS = {
+    "data": {"--reader"},
     "debug": {"--replay"},
     "doctor": {"--bug-report"},
     "eval": {"--tasks", "--num-fewshot", "--limit", "--task-dir", "--intervals", "--samples"},
@@ -53,6 +54,8 @@ def folder_of_command(line: str) -> str | None:
     first, second, *_ = *line.removeprefix("rlctl ").split(), "", ""
     if _OPTIONS.get(first, set()) & {*line.split()}:
         return "console"
+    if first == "prep":
+        return folder_of("datasets", second)
     return folder_of("commands", first) or folder_of(f"commands.{first}", second)
 
 
