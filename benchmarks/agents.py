@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 from benchmarks.prompts import prompt_set
 from benchmarks.results import record
+from rlctl.cores import available_cores
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.plugins.agents.environments.protocol import Row, Step
 from rlctl.plugins.agents.generator import EpisodeGenerator
@@ -33,7 +34,7 @@ from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.generation import schedule
 from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.generation.policy_engines import ColocatedEngines
-from rlctl.runtime.rank_info import RankInfo, available_cores
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.requests import Slice
 from rlctl.runtime.serving.chat import Turn
 from rlctl.suggest import hydra_text

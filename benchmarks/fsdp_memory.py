@@ -28,7 +28,7 @@ from docs.generate import MODELS as DOCUMENTED
 from docs.generate import write_model
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
-from rlctl.runtime import ops
+from rlctl.runtime.batch import ops
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model import device_mesh, sharding
 from rlctl.runtime.model.activations import save_activation_memory
@@ -36,10 +36,10 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.mapped import RankStorage
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.role_memory import plan_memory
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.optimizers import build_optimizer
 
 GIB = 2**30

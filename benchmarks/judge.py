@@ -28,7 +28,7 @@ from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.generation.policy_engines import ColocatedEngines
-from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.rewards.reward_pool import RewardPool

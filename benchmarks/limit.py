@@ -36,12 +36,12 @@ from rlctl.quickstart.gguf_model import folder_of
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.batch import Ragged, Rollouts
-from rlctl.runtime.budget import Budget
+from rlctl.runtime.batch.budget import Budget
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.onednn import prepared, product, use_onednn
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.workers.learner import Learner
 from rlctl.runtime.workers.process_memory import keep_freed_memory

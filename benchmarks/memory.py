@@ -33,11 +33,11 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Experience, Ragged
 from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import local_part
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.memory import RoleMemory
 from rlctl.runtime.planning.role_memory import plan_memory
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker

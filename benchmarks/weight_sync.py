@@ -26,7 +26,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster.engine_group import EngineGroup, EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
-from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, bucket_bytes, to_buckets, whole
 from rlctl.runtime.workers.rollout import RolloutSpec

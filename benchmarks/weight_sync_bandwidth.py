@@ -21,9 +21,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.results import record_rows
 from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from benchmarks.weight_sync import engine_pool, to_pool
+from rlctl.cores import available_cores
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster.session import ray_session
-from rlctl.runtime.rank_info import available_cores
 
 _LAYER = 36.25  # MiB, float32
 _NAME = "actor_rollout_ref.rollout.name=hf"

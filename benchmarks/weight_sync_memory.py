@@ -28,7 +28,7 @@ from rlctl.runtime.cluster.engine_group import EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec, RayPool
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.generation.separate_engines import SeparateEngines
-from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec
 from rlctl.runtime.workers.rollout import RolloutSpec

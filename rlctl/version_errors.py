@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from rlctl.errors import MissingExtraError
+from rlctl.packages import installed_version
 
 _SITE = re.compile(r"(?:site|dist)-packages/(?P<module>[\w-]+)")
 
@@ -29,7 +30,7 @@ def outside_range(error: BaseException) -> MissingExtraError | None:
     for module in dict.fromkeys(_modules(error)):
         for package in (*known.get(module, ()), module):
             for requirement in _requirements(package):
-                found = _installed(requirement.name)
+                found = installed_version(requirement.name)
                 if found is None or not requirement.specifier.contains(found, prereleases=True):
                     return _error(requirement, found, error)
     return None
@@ -74,10 +75,3 @@ def _requirements(package: str) -> Iterator[Requirement]:
     for requirement in wanted:
         if canonicalize_name(requirement.name) == canonicalize_name(package):
             yield requirement
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

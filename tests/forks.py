@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
-from rlctl.runs.process import die_with_parent
+from rlctl.process import die_with_parent
 from tests.progress import wait_until
 
 FORKS = multiprocessing.get_context("forkserver")

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, Responses, RolloutEngine, SamplingParams
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 from tests.tolerance import assert_as_exact, in_float64

@@ -16,10 +16,10 @@ import rlctl
 from rlctl import debugging
 from rlctl.cli.views.run_page import print_run
 from rlctl.errors import ConfigError, ConflictError, MissingExtraError, ResourceError
+from rlctl.process import DriverProcess
 from rlctl.recipes.compose import compose
 from rlctl.runs import stacks
 from rlctl.runs.details import details
-from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.runtime.cluster.ray_access import check_packages
@@ -50,7 +50,7 @@ def test_calls_have_a_week_with_post_mortem(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_post_mortem_needs_debugpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_DEBUG_POST_MORTEM", "1")
-    monkeypatch.setattr("rlctl.plugins.find_spec", lambda _name: None)
+    monkeypatch.setattr("rlctl.packages.find_spec", lambda _name: None)
     init = compose("grpo", []).config.ray_kwargs.ray_init
     with pytest.raises(MissingExtraError, match="debugpy"):
         check_packages(init)

@@ -11,8 +11,8 @@ from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import full_tensor
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.background import await_written

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from benchmarks.gpu.machine import peak_memory_gib, reset_peak_memory, seconds
 from benchmarks.gpu.recorder import Recorder, Settings
+from rlctl.runtime.batch.ops import log_probs_from_logits
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.kernels import Reach
-from rlctl.runtime.ops import log_probs_from_logits
 
 HEADS, KV_HEADS, SIZE = 16, 8, 128
 HIDDEN, VOCABULARY = 1024, 151936

@@ -15,8 +15,8 @@ from benchmarks.gpu.recorder import Recorder, Settings
 from rlctl.recipes.compose import compose
 from rlctl.runtime.launch import open_pools
 from rlctl.runtime.model.compiled import enable_compiler
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.planning.plan import make_plan
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlctl.errors import ConfigError
-from rlctl.monitoring.text import plural
 from rlctl.recipes.layers import Recipe
 from rlctl.runs.run import Run, read_run
+from rlctl.text import plural
 
 
 def check_resume(

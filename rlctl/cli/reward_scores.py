@@ -21,7 +21,7 @@ from rlctl.cli.stderr import notice, stderr
 from rlctl.cli.views.samples import print_pairs, print_scores
 from rlctl.data_prep.rows import PromptRow, stream_rows
 from rlctl.errors import ConfigError, NotFoundError, Problem, RlctlError, UsageError
-from rlctl.monitoring.text import plural
+from rlctl.text import plural
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Config
@@ -227,7 +227,7 @@ def _score_with_functions(
     group_size: int,
 ) -> Iterator[Scored]:
     """Score rows with responses, `group_size` of each row, and yield them in parts."""
-    from rlctl.runtime.rank_info import available_cores
+    from rlctl.cores import available_cores
 
     num_processes = min(num_responses, config.reward.num_processes or available_cores())
     first = min(num_responses, -(-num_processes // group_size) * group_size)

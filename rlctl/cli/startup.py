@@ -26,10 +26,11 @@ from rlctl.monitoring.run_summary import (
     RunSummary,
     figure,
     is_accuracy,
+    percent_or_number,
 )
 from rlctl.monitoring.safe_console import SafeConsole
-from rlctl.monitoring.text import count, counted, duration, percent_or_number, plural, sparkline
 from rlctl.owner import command
+from rlctl.text import count, counted, duration, plural, sparkline
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe

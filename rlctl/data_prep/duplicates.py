@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from rlctl.data_prep.images import digest_of
 from rlctl.data_prep.rows import PromptRow
-from rlctl.monitoring.text import plural
+from rlctl.text import plural
 
 LOG = logging.getLogger(__name__)
 

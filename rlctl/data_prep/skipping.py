@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlctl.errors import Problem
-from rlctl.monitoring.text import plural
+from rlctl.text import plural
 
 LOG = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rlctl.monitoring.panel import PHASES, Panel
 from rlctl.monitoring.run_summary import figure
-from rlctl.monitoring.text import duration, sparkline
+from rlctl.text import duration, sparkline
 
 _BESIDE = ("gen", "reward")  # phases of the engines, beside the step of an asynchronous run
 CURVE = 40  # characters

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from rlctl.monitoring import run_summary
 from rlctl.monitoring.alarms import Alarm
-from rlctl.monitoring.run_summary import Row, figure, is_better, lower_is_better
-from rlctl.monitoring.text import count, duration, percent_or_number
+from rlctl.monitoring.run_summary import Row, figure, is_better, lower_is_better, percent_or_number
+from rlctl.text import count, duration
 
 # Phases of a step by the name of their timing (`timing_s/gen`): label and colour.
 PHASES = {

@@ -50,6 +50,15 @@ def is_accuracy(metric: str | None) -> bool:
     return metric is not None and _ACCURACY.fullmatch(metric) is not None
 
 
+def percent_or_number(metric: str | None, value: float | None) -> str:
+    """Format an accuracy as a percentage, other metrics with three digits, None as a dash."""
+    if value is None:
+        return "-"
+    if is_accuracy(metric):
+        return f"{100 * value:.1f} %"
+    return f"{value:.3g}"
+
+
 def lower_is_better(metric: str) -> bool:
     """Return True for a metric whose best value is its smallest."""
     return metric.endswith("loss")

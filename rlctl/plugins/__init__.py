@@ -23,10 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rlctl.errors import ConfigError, MissingExtraError, RlctlError
+from rlctl.errors import ConfigError, RlctlError
 from rlctl.errors import Problem as Problem
 
 if TYPE_CHECKING:
@@ -41,16 +40,6 @@ class CommandHelp(NamedTuple):
     help: str
     panel: str | None = None
     before: str | None = None
-
-
-def require(module: str, user: str, extra: str, where: str | None = None) -> None:
-    """Raise MissingExtraError if `module` of rlctl's `extra` is not installed.
-
-    `user` begins the message: "LoRA needs peft".
-    """
-    if find_spec(module) is None:
-        hint = f"pip install 'rlctl[{extra}]'"
-        raise MissingExtraError(f"{user}, which is not installed", where=where, hint=hint)
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 from rlctl.data_prep.hub import hub_answers, not_downloaded
 from rlctl.errors import ConfigError, ResourceError
 from rlctl.files import apply_umask, free_space, replacing
-from rlctl.plugins import require
+from rlctl.packages import require
 from rlctl.storage import CACHE_VARIABLE, cache_folder, local
 from rlctl.storage.remote import locked
 

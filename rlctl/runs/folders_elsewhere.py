@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from rlctl.errors import ConflictError
 from rlctl.files import remove, replacing, write_text
+from rlctl.process import is_locked, lock_folder
 from rlctl.runs.ownership import Place
-from rlctl.runs.process import is_locked, lock_folder
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
 from rlctl.tracking.json_lines import json_object

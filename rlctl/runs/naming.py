@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlctl.errors import ResourceError, UsageError
 from rlctl.files import existing_parent
-from rlctl.runs.process import is_locked
+from rlctl.process import is_locked
 
 DEFAULT_ROOT = Path("runs")
 

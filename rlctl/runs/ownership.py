@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.files import write_text
-from rlctl.runs.process import LOCK_FILE
+from rlctl.process import LOCK_FILE
 
 
 @dataclass(frozen=True)

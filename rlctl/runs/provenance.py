@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlctl import __version__
+from rlctl.packages import installed_version
 from rlctl.redaction import redact
 from rlctl.storage import local
 
@@ -47,15 +46,6 @@ def installed_versions() -> dict[str, str | None]:
         "python": platform.python_version(),
         **{name: installed_version(name) for name in PACKAGES},
     }
-
-
-@functools.cache
-def installed_version(package: str) -> str | None:
-    """Return the version of a package, None if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def git_state(folder: Path) -> dict[str, str | None] | None:

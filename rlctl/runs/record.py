@@ -16,8 +16,8 @@ import orjson
 from rlctl.causes import as_rlctl_error
 from rlctl.errors import ConfigError, InternalError, NotFoundError
 from rlctl.files import read_record, write_text
+from rlctl.process import DriverProcess
 from rlctl.redaction import redact_texts, redact_word
-from rlctl.runs.process import DriverProcess
 
 # RunStore derives two more states, which are never written: `lost` (the process disappeared while
 # the run was active) and `broken` (no readable run.json).

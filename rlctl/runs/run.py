@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.files import by_step
 from rlctl.plugins import load
+from rlctl.process import uptime
 from rlctl.runs.labels import Labels, read_labels
-from rlctl.runs.process import uptime
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.tracking.jsonl import METRICS_FILE, read_generations, read_metrics

@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from rlctl.errors import FULL_DISK, ConflictError, ResourceError, RlctlError
 from rlctl.files import append, overwrite, put_in_place, step_name, write_text
+from rlctl.process import MODES, Access, DriverProcess, lock_folder, uptime
 from rlctl.redaction import redact_texts
 from rlctl.runs.events import EVENTS_FILE, read_events
 from rlctl.runs.naming import check_free, fresh_name, remove_abandoned, unfinished
-from rlctl.runs.process import DriverProcess, lock_folder, uptime
 from rlctl.runs.provenance import git_state, installed_versions
 from rlctl.runs.record import RunRecord, State, failure_of, now
 from rlctl.tracking.jsonl import METRICS_FILE, drop_torn_tail
@@ -28,29 +28,10 @@ from rlctl.tracking.jsonl import METRICS_FILE, drop_torn_tail
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Origin
 
-Access = Literal["owner", "group", "all"]
-MODES: dict[Access, int] = {"owner": 0o700, "group": 0o750, "all": 0o755}
 RECORD_FILE = "run.json"
 CONFIG_FILE = "config.yaml"
 STOP_FILE = "stop"
 SWEEP_VARIABLE = "RLCTL_SWEEP"  # set by a sweep for its runs: the name of the sweep
-
-
-def relax_umask(access: Access) -> int:
-    """Let users read what this process and its new children create; return the umask before."""
-    before = os.umask(0o077)
-    os.umask(before & ~MODES[access])
-    return before
-
-
-@contextmanager
-def relaxed_umask(access: Access) -> Iterator[None]:
-    """Call `relax_umask` for the block."""
-    before = relax_umask(access)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 class RunDir:

@@ -10,10 +10,10 @@ from typing import Any
 from rlctl.monitoring.alarms import EVENT, OVER, Alarm
 from rlctl.monitoring.live_panel import LivePanel
 from rlctl.monitoring.run_summary import OUTSIDE_A_STEP, SECONDS, figure
-from rlctl.monitoring.text import duration
 from rlctl.runs.events import EVENTS_FILE
 from rlctl.runs.logs import POLL_S, Tail, reread
 from rlctl.runs.run import ACTIVE, Run
+from rlctl.text import duration
 from rlctl.tracking.json_lines import METRICS_FILE, json_object
 
 

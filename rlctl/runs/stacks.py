@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from rlctl.errors import ConflictError, MissingExtraError, ResourceError, RlctlError
-from rlctl.runs.process import FORK_SERVER
+from rlctl.process import FORK_SERVER
 from rlctl.runs.run import Run
 
 _SPY_S = 30.0

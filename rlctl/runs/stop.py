@@ -13,9 +13,9 @@ from types import FrameType
 
 from rlctl.errors import PERMANENT_FAILURES, REQUESTED_STOPS, RlctlError, UsageError
 from rlctl.files import open_record
+from rlctl.process import DriverProcess, start_rlctl
 from rlctl.runs.events import read_events
 from rlctl.runs.logs import POLL_S, reread
-from rlctl.runs.process import DriverProcess, start_rlctl
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.runs.run_dir import RECORD_FILE, STOP_FILE, RunDir
 

@@ -21,6 +21,7 @@ from rlctl.recipes.role_table import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Algorithm, Needs, generate
 from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.batch.roles import RewardModel, Roles
 from rlctl.runtime.build import (
     build_actor,
     build_reward,
@@ -50,7 +51,6 @@ from rlctl.runtime.rewards.functions import CallResult
 from rlctl.runtime.rewards.reward_pool import RewardPool
 from rlctl.runtime.rewards.reward_report import RewardReport
 from rlctl.runtime.rewards.specs import scored_sources
-from rlctl.runtime.roles import RewardModel, Roles
 from rlctl.runtime.training.validation import Validation, Validator
 from rlctl.tracking.episodes import Episode
 from rlctl.tracking.metrics import to_floats

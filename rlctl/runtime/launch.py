@@ -13,10 +13,11 @@ from rlctl.debugging import call_limit
 from rlctl.errors import DeviceMemoryError
 from rlctl.monitoring.alarms import Alarms
 from rlctl.owner import is_command
+from rlctl.process import relaxed_umask
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import trained_role
 from rlctl.runs.record import Last, message_of, recorded_end
-from rlctl.runs.run_dir import RunDir, relaxed_umask
+from rlctl.runs.run_dir import RunDir
 from rlctl.runs.tracked import run_info
 from rlctl.runtime.algorithms.base import Needs, sampling_seed
 from rlctl.runtime.algorithms.stats import rollout_metrics
@@ -39,9 +40,9 @@ from rlctl.tracking.jsonl import metric_rows
 from rlctl.tracking.tracker import Event
 
 if TYPE_CHECKING:
+    from rlctl.runtime.batch.roles import Roles
     from rlctl.runtime.cluster.health import OnLost
     from rlctl.runtime.generation.policy_engines import Engines
-    from rlctl.runtime.roles import Roles
     from rlctl.runtime.training.listeners import Listeners
     from rlctl.runtime.training.restore import ResumePoint
 

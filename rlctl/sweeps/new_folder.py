@@ -8,10 +8,9 @@ import shutil
 from pathlib import Path
 
 from rlctl.files import put_in_place, write_text
+from rlctl.process import MODES, Access, lock_folder
 from rlctl.runs.naming import remove_abandoned, unfinished
 from rlctl.runs.ownership import register
-from rlctl.runs.process import lock_folder
-from rlctl.runs.run_dir import MODES, Access
 from rlctl.sweeps.sweep_record import RECORD_FILE, SweepDir, SweepRecord
 
 

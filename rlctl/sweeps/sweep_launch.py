@@ -8,17 +8,17 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rlctl.cores import available_cores
 from rlctl.errors import ConflictError
 from rlctl.owner import is_command
+from rlctl.process import DriverProcess, lock_folder
 from rlctl.recipes import schema
 from rlctl.recipes.axes import Axis, split_axes, with_first_values
 from rlctl.recipes.compose import compose
 from rlctl.recipes.search_path import level_of
 from rlctl.runs.naming import fresh_name
-from rlctl.runs.process import DriverProcess, lock_folder
 from rlctl.runs.record import now, recorded_end
 from rlctl.runtime.cluster.address import address_of
-from rlctl.runtime.rank_info import available_cores
 from rlctl.suggest import overridden_keys
 from rlctl.sweeps.child import Child
 from rlctl.sweeps.cluster import RayCluster, num_processes

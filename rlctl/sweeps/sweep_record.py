@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlctl.errors import ConfigError, NotFoundError, UsageError
 from rlctl.files import read_record, write_text
-from rlctl.runs.process import DriverProcess
+from rlctl.process import Access, DriverProcess
 from rlctl.runs.record import now
-from rlctl.runs.run_dir import Access
 
 if TYPE_CHECKING:
     from rlctl.runs.ownership import Place

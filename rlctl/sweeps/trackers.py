@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from rlctl.monitoring.text import plural
 from rlctl.recipes import schema
 from rlctl.runs.events import read_events
 from rlctl.sweeps.results import results
 from rlctl.sweeps.sweep_record import SweepDir
+from rlctl.text import plural
 from rlctl.tracking.destination import commands, destinations, line
 from rlctl.tracking.loggers import preflight
 

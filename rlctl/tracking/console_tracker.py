@@ -14,7 +14,7 @@ from rlctl.debugging import call_on_breakpoint
 from rlctl.monitoring.alarms import Alarm
 from rlctl.monitoring.panel import PHASES, Panel
 from rlctl.monitoring.safe_console import SafeConsole
-from rlctl.monitoring.text import duration
+from rlctl.text import duration
 from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
 from rlctl.tracking.tracker import RunInfo, Sample
 

@@ -21,7 +21,7 @@ import yaml
 from PIL import Image
 
 from rlctl.data_prep.rows import PromptRow, write_rows
-from rlctl.runs.process import die_with_parent
+from rlctl.process import die_with_parent
 from tests.forks import FORKS
 from tests.models import write_tiny_model
 from tests.progress import wait_until

@@ -20,7 +20,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster.gpus import ClusterGpus, cluster_gpus
 from rlctl.runtime.cluster.pool import PoolSpec, nodes_of, process_options, reserve
 from rlctl.runtime.model.device_mesh import mesh_of
-from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.model.rank_info import RankInfo
 
 NODES, GPUS, PER_NODE = 4, 8, 4
 

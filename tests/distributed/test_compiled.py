@@ -17,9 +17,9 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Experience
 from rlctl.runtime.model import compiled
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.preflight import check_software
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.tracking.metrics import to_floats

@@ -16,9 +16,9 @@ import torch
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
-from rlctl.runtime.budget import Budget
+from rlctl.runtime.batch.budget import Budget
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import full_tensor, local_part
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.critic import CriticWorker
 from rlctl.runtime.workers.dispatch import split

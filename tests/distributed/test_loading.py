@@ -14,7 +14,7 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.mapped import RankStorage
-from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.workers.base import prepare
 from tests.distributed.ranks import in_a_process, on_ranks, rank_info
 

@@ -22,10 +22,10 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.lora import add_adapters
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.role_models import check_adapters
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
 from tests.distributed.ranks import rank_info

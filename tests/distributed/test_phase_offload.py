@@ -15,8 +15,8 @@ from torch import Tensor
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged
 from rlctl.runtime.model import phase_offload
 from rlctl.runtime.model.phase_offload import PhaseOffload
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import local_part
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import begin_writing
 from rlctl.runtime.workers.critic import CriticWorker

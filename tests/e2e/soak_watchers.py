@@ -26,7 +26,7 @@ from urllib.parse import urlencode
 
 import psutil
 
-from rlctl.runs.process import DriverProcess
+from rlctl.process import DriverProcess
 from tests.e2e.command import (
     environment,
     remove_run,

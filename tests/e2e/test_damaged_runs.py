@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError
-from rlctl.runs.process import DriverProcess
+from rlctl.process import DriverProcess
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.planning.early_resume import compose_resumed

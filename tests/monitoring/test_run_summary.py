@@ -9,8 +9,8 @@ from rich.console import Console
 
 from rlctl.cli.startup import print_summary
 from rlctl.monitoring.live_panel import LivePanel
-from rlctl.monitoring.run_summary import RunSummary, validation_metric
-from rlctl.monitoring.text import ago, count, duration, percent_or_number, sparkline
+from rlctl.monitoring.run_summary import RunSummary, percent_or_number, validation_metric
+from rlctl.text import ago, count, duration, sparkline
 
 ACC, REWARD = "val-core/openai/gsm8k/acc/mean@1", "val-core/openai/gsm8k/reward/mean@1"
 

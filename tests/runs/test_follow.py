@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlctl.process import DriverProcess
 from rlctl.runs import logs
 from rlctl.runs.logs import Tail
-from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.run_watcher import RunWatcher

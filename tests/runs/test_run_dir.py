@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import ConfigError, ConflictError, ResourceError, UsageError
+from rlctl.process import relaxed_umask
 from rlctl.recipes.layers import Origin
 from rlctl.runs import folders_elsewhere, provenance, trash
 from rlctl.runs.details import changed_settings
@@ -21,7 +22,7 @@ from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.naming import check_free
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import build_run
-from rlctl.runs.run_dir import RunDir, relaxed_umask
+from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from tests.small_disk import fill, small_disk
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import ConflictError, NotFoundError, UsageError
+from rlctl.process import DriverProcess
 from rlctl.runs import stop
 from rlctl.runs.details import details
 from rlctl.runs.listing import overview
-from rlctl.runs.process import DriverProcess
 from rlctl.runs.run import Run
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.stop import request_stop, run_target
@@ -147,7 +147,7 @@ import sys, time
 from dataclasses import replace
 from pathlib import Path
 from rlctl.runs.naming import unfinished
-from rlctl.runs.process import lock_folder
+from rlctl.process import lock_folder
 from rlctl.runs.run_dir import RunDir
 run = RunDir.create(Path(sys.argv[1]), "p", "r", "ppo")
 process = run.record.process

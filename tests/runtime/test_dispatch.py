@@ -276,7 +276,7 @@ def test_the_protocol_methods_of_every_worker_carry_dispatch(worker: type[Worker
             sent.append(method)
 
     handle = bind(worker, Sent())
-    roles = [each for each in worker.__mro__ if each.__module__ == "rlctl.runtime.roles"]
+    roles = [each for each in worker.__mro__ if each.__module__ == "rlctl.runtime.batch.roles"]
     names = {name for role in roles for name in vars(role) if not name.startswith("_")}
     for name in names:
         getattr(handle, name)()

@@ -22,12 +22,12 @@ from rlctl.runtime.cluster.session import _options
 from rlctl.runtime.model import causal_lm, compiled, gpu_kernels
 from rlctl.runtime.model.causal_lm import has_score_kernel
 from rlctl.runtime.model.compiled import compiles_by_default, enable_compiler
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.planning import devices
 from rlctl.runtime.planning.capacity import memory_of
 from rlctl.runtime.planning.devices import Devices, pool_device
 from rlctl.runtime.planning.placement import check_placement
 from rlctl.runtime.planning.role_memory import plan_memory
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout import auto
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.hf import HFEngine

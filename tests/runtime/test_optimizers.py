@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import local_part
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers import optimizers
 from rlctl.runtime.workers.background import begin_writing
 from rlctl.runtime.workers.optimizers import build_optimizer, check_optimizer, set_lr

@@ -19,6 +19,7 @@ from typing import Any, cast
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from rlctl import cores
 from rlctl.__main__ import main
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
@@ -33,7 +34,6 @@ from rlctl.errors import (
 )
 from rlctl.recipes.compose import compose
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime import rank_info
 from rlctl.runtime.launch import train
 from rlctl.runtime.planning.evaluation import target_config
 from rlctl.runtime.planning.plan import Plan, make_plan
@@ -303,13 +303,13 @@ def test_default_threads(
     processes: int, given: str | None, in_a_job: bool, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Divide four cores unless OMP_NUM_THREADS is set, and not by Ray for its job."""
-    monkeypatch.setattr(rank_info, "available_cores", lambda: 4)
+    monkeypatch.setattr(cores, "available_cores", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
     if in_a_job:
         monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    assert rank_info.default_threads(processes) == threads
+    assert cores.default_threads(processes) == threads
 
 
 @pytest.mark.plugin("objectives")

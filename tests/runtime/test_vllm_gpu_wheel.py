@@ -20,8 +20,8 @@ import torch
 from packaging.requirements import Requirement
 
 from rlctl.recipes.compose import compose
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.routing import RoutingShape
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.vllm_engine.versions import pins
 from rlctl.runtime.rollout.vllm_engine.vllm_startup import engine_arguments

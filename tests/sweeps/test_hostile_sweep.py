@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlctl.errors import ConfigError
-from rlctl.runs.process import DriverProcess
+from rlctl.process import DriverProcess
 from rlctl.sweeps.results import results
 from rlctl.sweeps.sweep_launch import resume
 from rlctl.sweeps.sweep_record import SweepDir, SweepRecord

@@ -10,9 +10,9 @@ import pytest
 
 from rlctl.cli.views.sweep import show_sweep
 from rlctl.errors import ConfigError, NotFoundError
+from rlctl.process import DriverProcess
 from rlctl.recipes.axes import axes_of
 from rlctl.recipes.compose import compose
-from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps import child
 from rlctl.sweeps.results import best, overview, results, runs_of, search

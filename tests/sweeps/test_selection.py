@@ -12,7 +12,7 @@ from rich.console import Console
 from rlctl.__main__ import main
 from rlctl.cli.views import sweep as sweep_view
 from rlctl.cli.views import sweep_watch
-from rlctl.runs.process import DriverProcess
+from rlctl.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps import sweep_watcher
 from rlctl.sweeps.sweep_record import Outcome, SweepDir, SweepRecord, Trial, TrialTable

@@ -14,7 +14,7 @@ from rlctl.cli.more_options import add_options
 from rlctl.cli.options import Json
 from rlctl.cli.stderr import notice
 from rlctl.errors import NotFoundError, UsageError
-from rlctl.monitoring.text import plural
+from rlctl.text import plural
 
 
 class _DataGroup(PluginGroup):

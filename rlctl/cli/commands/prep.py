@@ -19,7 +19,7 @@ from rlctl.cli.console import print_json, table
 from rlctl.cli.options import Json
 from rlctl.cli.stderr import stderr
 from rlctl.errors import ConfigError, UsageError
-from rlctl.monitoring.text import plural
+from rlctl.text import plural
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

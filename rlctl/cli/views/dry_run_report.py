@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rlctl.cli.console import print_json, print_table, stdout
 from rlctl.cli.stderr import notice, warn
-from rlctl.monitoring.text import counted, plural, size
 from rlctl.recipes.search_path import place
+from rlctl.text import counted, plural, size
 
 if TYPE_CHECKING:
     from rlctl.recipes.compose import Recipe

@@ -19,8 +19,8 @@ from rlctl.cli.stderr import notice
 from rlctl.data_prep.decoded_images import opened
 from rlctl.data_prep.images import Image, content_of
 from rlctl.errors import ConfigError
-from rlctl.monitoring.text import plural
 from rlctl.terminal import visible
+from rlctl.text import plural
 from rlctl.tracking.episodes import Episode, ending, facts, speaker
 from rlctl.tracking.tracker import Sample
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rlctl.cli.console import print_json, print_table, stdout, table
 from rlctl.cli.stderr import notice, stderr
-from rlctl.monitoring.text import format_resources, plural, sparkline
+from rlctl.text import format_resources, plural, sparkline
 
 if TYPE_CHECKING:
     from rlctl.sweeps.child import Child

@@ -23,7 +23,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.batch.image_processor import processor_of
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.tokenizer import stop_token_ids
-from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.auto import reads_images
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.sandbox.isolation import missing_isolation

@@ -23,12 +23,12 @@ from rlctl.plugins.agents.episode_setup import check_episodes, episode_settings
 from rlctl.plugins.agents.programs.program_run import ProgramRun
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.batch.ops import first_rows
 from rlctl.runtime.generation.generators import Generation
 from rlctl.runtime.generation.on_engines import OnEngines
 from rlctl.runtime.generation.policy_engines import Engines
 from rlctl.runtime.generation.schedule import OnStates, Schedule
 from rlctl.runtime.model.routing import RoutingShape
-from rlctl.runtime.ops import first_rows
 from rlctl.runtime.rewards.reward_report import exceeds
 from rlctl.runtime.rewards.role import EarlyScoring, RuleReward
 from rlctl.runtime.rollout.requests import Decoding

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlctl.errors import ResourceError
-from rlctl.runs.process import die_with_parent
+from rlctl.process import die_with_parent
 from rlctl.runtime.rollout.http_server import HttpServer
 
 _GRACE_S = 10.0  # between SIGTERM and SIGKILL

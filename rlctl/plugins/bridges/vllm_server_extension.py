@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 
 from rlctl.errors import RlctlError
 from rlctl.runtime.model.load import build_empty
-from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.vllm_engine.cpu import (
     keep_weights_unpacked,
     pack_loaded_experts,

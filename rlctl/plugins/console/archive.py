@@ -18,11 +18,11 @@ from typing import Any, Literal
 
 from rlctl.errors import ConfigError, ConflictError, UsageError
 from rlctl.files import free_space, put_in_place, replacing
-from rlctl.plugins import require
+from rlctl.packages import require
+from rlctl.process import lock_folder
 from rlctl.runs.folders_elsewhere import PARTS
 from rlctl.runs.idle import check_idle
 from rlctl.runs.naming import check_free, remove_abandoned, unfinished
-from rlctl.runs.process import lock_folder
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import Run
 from rlctl.runs.run_dir import RECORD_FILE

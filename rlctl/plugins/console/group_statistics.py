@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlctl.errors import NotFoundError, UsageError
-from rlctl.monitoring.text import percent_or_number
+from rlctl.monitoring.run_summary import percent_or_number
 from rlctl.plugins.console.report.seeds import NAMES
 from rlctl.runs.listing import check_names, value_of
 from rlctl.runs.query import Query, Term

@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlctl import __version__, api, plugins
+from rlctl import __version__, api
 from rlctl.errors import RlctlError, UsageError
+from rlctl.packages import require
 from rlctl.plugins.console.detached import start_detached
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.search_path import library_recipes
@@ -207,7 +208,7 @@ class Training(Reading):
 
 def server(root: Path, may_train: bool) -> MCPServer:
     """Return the server; `run` serves it on stdin and stdout."""
-    plugins.require("mcp", "`rlctl mcp` needs mcp", "mcp")
+    require("mcp", "`rlctl mcp` needs mcp", "mcp")
     from mcp.server.mcpserver import MCPServer
     from mcp.types import ToolAnnotations
 

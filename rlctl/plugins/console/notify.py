@@ -15,7 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from rlctl.errors import ConfigError, Problem, raise_problems
-from rlctl.plugins import require
+from rlctl.packages import require
 from rlctl.plugins.console.notices import is_variable
 from rlctl.recipes import schema
 from rlctl.runs.events import EVENTS_FILE

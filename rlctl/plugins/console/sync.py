@@ -15,7 +15,6 @@ import yaml
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, Problem, RlctlError, UsageError
 from rlctl.files import read_record
-from rlctl.monitoring.text import plural
 from rlctl.plugins import load
 from rlctl.redaction import SECRET
 from rlctl.runs.events import read_events
@@ -25,6 +24,7 @@ from rlctl.runs.store import RunStore
 from rlctl.runs.tracked import run_info
 from rlctl.sweeps.selection import whole_sweep
 from rlctl.sweeps.trackers import run_names
+from rlctl.text import plural
 from rlctl.tracking.delivery import Call, TrackerTimeouts
 from rlctl.tracking.destination import Locates, destinations, relative
 from rlctl.tracking.fanout import RECORD

@@ -28,9 +28,9 @@ from rlctl.runtime.algorithms.base import (
 )
 from rlctl.runtime.algorithms.mismatch import sampled_log_probs
 from rlctl.runtime.batch import Ragged, Rollouts, Scored
+from rlctl.runtime.batch.ops import group_sum, masked_sum
+from rlctl.runtime.batch.roles import Roles
 from rlctl.runtime.model.causal_lm import PolicyOutputs
-from rlctl.runtime.ops import group_sum, masked_sum
-from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from rlctl.errors import ConfigError
 from rlctl.plugins import suggestion
 from rlctl.runtime.batch import Experience
-from rlctl.runtime.ops import masked_sum, row_sum
-from rlctl.runtime.roles import Total
+from rlctl.runtime.batch.ops import masked_sum, row_sum
+from rlctl.runtime.batch.roles import Total
 from rlctl.tracking.metrics import Mean, Sum
 
 MODES = (

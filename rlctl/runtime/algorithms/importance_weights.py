@@ -11,7 +11,7 @@ from torch import Tensor
 from rlctl.runtime.algorithms.bounds import Bounds, Level
 from rlctl.runtime.algorithms.policy_losses.base import MAX_LOG_RATIO
 from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
-from rlctl.runtime.ops import EPS, row_mean, row_sum
+from rlctl.runtime.batch.ops import EPS, row_mean, row_sum
 from rlctl.tracking.metrics import EffectiveSampleSize, Max, Mean, Metrics, Min, Std
 
 

@@ -18,8 +18,8 @@ from rlctl.runtime.algorithms.policy_losses.base import TokenLoss
 from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
 from rlctl.runtime.algorithms.stats import entropy_metric
 from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Scored
+from rlctl.runtime.batch.roles import Actor, Roles, Total
 from rlctl.runtime.model.causal_lm import PolicyOutputs
-from rlctl.runtime.roles import Actor, Roles, Total
 from rlctl.tracking.metrics import Metrics
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlctl.runtime.algorithms.bounds import Bounds
 from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
-from rlctl.runtime.ops import row_mean, row_sum
+from rlctl.runtime.batch.ops import row_mean, row_sum
 from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Std
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
-from rlctl.runtime.ops import first_rows, group_stats
+from rlctl.runtime.batch.ops import first_rows, group_stats
 from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Sum
 
 

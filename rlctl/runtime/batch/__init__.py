@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from rlctl.data_prep.rows import PromptRow
+from rlctl.runtime.batch.ops import to_device
 from rlctl.runtime.batch.ragged import Packed
 from rlctl.runtime.batch.ragged import Ragged as Ragged
-from rlctl.runtime.ops import to_device
 
 if TYPE_CHECKING:
     from rlctl.tracking.episodes import Episode

@@ -24,9 +24,9 @@ from rlctl.monitoring.run_summary import (
     RunSummary,
     figure,
     is_accuracy,
+    percent_or_number,
     primary_metric,
 )
-from rlctl.monitoring.text import percent_or_number
 from rlctl.recipes.role_table import ACTOR, Role
 from rlctl.redaction import redact, redact_value, redact_word
 from rlctl.runs.details import changed_settings

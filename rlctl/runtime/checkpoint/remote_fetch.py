@@ -9,9 +9,10 @@ from typing import Any
 
 from rlctl.errors import ConflictError, NotFoundError
 from rlctl.files import replacing, step_name
+from rlctl.process import MODES
 from rlctl.runs.naming import check_free
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run_dir import MODES, RECORD_FILE
+from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
 from rlctl.runtime.checkpoint.complete_checkpoints import damage
 from rlctl.runtime.checkpoint.remote_copy import CHECKPOINTS, remote_record, remote_steps

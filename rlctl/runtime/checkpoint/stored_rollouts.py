@@ -20,7 +20,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.files import apply_umask
 from rlctl.runtime.batch import Ragged, Rollouts
-from rlctl.runtime.ops import first_rows
+from rlctl.runtime.batch.ops import first_rows
 from rlctl.tracking.episodes import Episode
 
 _IMAGES = "other_images"  # by the number of a row

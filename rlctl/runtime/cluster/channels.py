@@ -11,7 +11,7 @@ import ray
 from torch import Tensor
 
 from rlctl.runtime.model.engine_weights import Selection
-from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.weight_group import (
     BrokenGroupError,
     GroupAddress,

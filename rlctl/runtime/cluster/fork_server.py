@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from rlctl.runs.process import FORK_SERVER, die_with_parent
+from rlctl.process import FORK_SERVER, die_with_parent
 from rlctl.runtime.cluster.ray_access import is_loopback
 
 CLIENT = Path(__file__).with_name("fork_client.py")

@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 import psutil
 
 from rlctl.errors import RlctlError
-from rlctl.runs.process import kill_and_exit
+from rlctl.process import kill_and_exit
 
 _CHECK_S = 1.0
 _SCAN_S = 5.0  # between searches for new processes of Ray, which cost more

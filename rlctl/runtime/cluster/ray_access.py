@@ -15,7 +15,7 @@ from pathlib import Path
 from rlctl import network
 from rlctl.debugging import post_mortem
 from rlctl.errors import MissingExtraError, ResourceError
-from rlctl.plugins import require
+from rlctl.packages import require
 from rlctl.recipes import schema
 from rlctl.runtime.cluster.address import address_of
 

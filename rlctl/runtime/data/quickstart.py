@@ -12,10 +12,10 @@ from typing import TypeVar
 from rlctl.data_prep.arithmetic import ArithmeticParams, arithmetic
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import RlctlError
+from rlctl.process import relaxed_umask
 from rlctl.quickstart import NAME, real_path
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import CRITIC
-from rlctl.runs.run_dir import relaxed_umask
 
 M = TypeVar("M", schema.Model, schema.RefModel)
 S = TypeVar("S", schema.Ref, schema.Critic, schema.RewardModel)

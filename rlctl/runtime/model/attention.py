@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from rlctl.errors import ConfigError, InternalError
+from rlctl.runtime.batch.ops import to_device
 from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, choose_kernel
 from rlctl.runtime.model.padded_rows import (
     decoder_of,
@@ -37,7 +38,6 @@ from rlctl.runtime.model.padded_rows import (
 )
 from rlctl.runtime.model.rectangles import Rectangles
 from rlctl.runtime.model.state_layers import argument_for_states, has_mixers
-from rlctl.runtime.ops import to_device
 
 if TYPE_CHECKING:
     from rlctl.runtime.model.gpu_kernels import TokenMap

@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from rlctl.runtime.batch.ops import log_probs_and_entropy, log_probs_of, sum_of_squared_probs
 from rlctl.runtime.model.attention import TokenAttention
 from rlctl.runtime.model.kernels import missing_for_compiler
 from rlctl.runtime.model.padded_rows import PaddedDecoder, decoder_of, has_padded_rows
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.ops import log_probs_and_entropy, log_probs_of, sum_of_squared_probs
 
 if TYPE_CHECKING:
     from rlctl.runtime.model.sequence_parallel import SequenceGroup

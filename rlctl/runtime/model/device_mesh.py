@@ -14,7 +14,7 @@ from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.mapped import RankStorage
-from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.model.rank_info import RankInfo
 
 if TYPE_CHECKING:
     from rlctl.runtime.model.pipeline_parallel import Stage

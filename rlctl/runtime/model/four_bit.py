@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
-from rlctl.plugins import require
+from rlctl.packages import require
 
 
 def check_bitsandbytes() -> None:

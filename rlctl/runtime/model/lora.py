@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.files import apply_umask
-from rlctl.plugins import require
+from rlctl.packages import require
 from rlctl.recipes import schema
 from rlctl.runtime.model.adapter_names import NAME, adapted_layers, is_adapter
 from rlctl.runtime.model.expert_parallel import expert_layers

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.budget import is_oom
+from rlctl.runtime.batch.budget import is_oom
+from rlctl.runtime.batch.ops import log_probs_from_logits
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel, predicting, run_backbone
 from rlctl.runtime.model.mapped import RankStorage
@@ -31,7 +32,6 @@ from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.model.sharding import decoder_layers
 from rlctl.runtime.model.state_layers import has_mixers, may_have_kernels
 from rlctl.runtime.model.tower import image_processor, placeholder_ids
-from rlctl.runtime.ops import log_probs_from_logits
 
 if TYPE_CHECKING:
     from rlctl.runtime.batch.image_processor import Images

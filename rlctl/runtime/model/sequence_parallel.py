@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlctl.errors import InternalError
+from rlctl.runtime.batch.ops import ceil_div
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.rank_exchange import exchange
 from rlctl.runtime.model.routing import OWN, Routing
 from rlctl.runtime.model.sequences import Packed, Sequences
-from rlctl.runtime.ops import ceil_div
 
 if TYPE_CHECKING:
     from rlctl.runtime.model.mixers import Mixer

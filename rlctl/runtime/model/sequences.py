@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.batch.ops import first_rows, to_device
 from rlctl.runtime.model.attention import Packing, TokenAttention
-from rlctl.runtime.ops import first_rows, to_device
 
 if TYPE_CHECKING:
     from rlctl.runtime.batch.image_processor import Images

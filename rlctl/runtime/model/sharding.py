@@ -27,8 +27,8 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.padded_rows import check_undivided, decoder_of
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.stage import saved_buffers, stage_of
-from rlctl.runtime.rank_info import RankInfo
 
 
 def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: RankStorage) -> None:

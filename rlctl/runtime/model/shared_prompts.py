@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlctl.runtime.batch.ops import to_device
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, choose_kernel
 from rlctl.runtime.model.rectangles import join_indices, similar
-from rlctl.runtime.ops import to_device
 
 if TYPE_CHECKING:
     from rlctl.runtime.model.gpu_kernels import TokenMap

@@ -24,9 +24,9 @@ from torch.distributed.tensor.parallel import (
 from transformers import PreTrainedConfig
 
 from rlctl.errors import ConfigError, Problem, raise_problems
+from rlctl.runtime.batch.ops import divisors
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel
 from rlctl.runtime.model.vocabulary import Vocabulary
-from rlctl.runtime.ops import divisors
 
 # Styles of linear layers in transformers' plan: the layout of outputs, or of inputs.
 _COLWISE = {"colwise": Shard(-1), "colwise_gather_output": Replicate()}

@@ -29,8 +29,8 @@ from rlctl.runtime.batch.image_processor import (
     num_image_tokens,
     patches_per_token,
 )
+from rlctl.runtime.batch.ops import to_device
 from rlctl.runtime.model.tower import PROCESSOR, image_processor, placeholder_ids
-from rlctl.runtime.ops import to_device
 
 INEXACT = "_rlctl_images_refused"  # attribute of a model: the error of its probe with images
 _FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
+from rlctl.cores import default_threads
 from rlctl.errors import ResourceError
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import pool_names, rollout_pool
-from rlctl.runtime.rank_info import RankInfo, default_threads
+from rlctl.runtime.model.rank_info import RankInfo
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.gpus import ClusterGpus

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlctl.files import free_space
-from rlctl.monitoring.text import size
 from rlctl.recipes.role_table import ACTOR, REWARD_LEARNER
-from rlctl.runtime.ops import ceil_div
+from rlctl.runtime.batch.ops import ceil_div
 from rlctl.runtime.planning.role_memory import PlannedRole
+from rlctl.text import size
 
 if TYPE_CHECKING:
     from rlctl.runtime.planning.plan import Plan

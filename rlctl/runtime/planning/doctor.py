@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.installer import adapted
+from rlctl.packages import installed_version
 from rlctl.plugins import entry_points_of
-from rlctl.runs.provenance import installed_version
 from rlctl.runtime.cluster.nvidia import visible_gpus
 from rlctl.runtime.planning.machine import (
     Check,

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import TRAIN, VALIDATION, data_files
 from rlctl.errors import ConfigError, UsageError, raise_problems
-from rlctl.monitoring.text import counted
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
@@ -49,6 +48,7 @@ from rlctl.runtime.planning.unusual_values import (
 )
 from rlctl.runtime.rollout.auto import reason_for_hf
 from rlctl.runtime.training.validation import ModelValidation, Validator
+from rlctl.text import counted
 from rlctl.tracking.loggers import preflight as check_logger
 
 if TYPE_CHECKING:

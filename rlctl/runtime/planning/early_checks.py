@@ -12,14 +12,14 @@ from pathlib import Path
 from rlctl.data_prep.rows import existing_file
 from rlctl.data_prep.sources import RAW_SUFFIXES, TRAIN, VALIDATION, data_files
 from rlctl.errors import ConfigError, raise_problems
-from rlctl.plugins import entry_points_of, load, require
+from rlctl.packages import installed_version, require
+from rlctl.plugins import entry_points_of, load
 from rlctl.quickstart import NAME, real_path
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.search_path import MODEL, verbs
 from rlctl.runs.naming import check_free
-from rlctl.runs.provenance import installed_version
 from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.runtime.cluster.address import address_of
 from rlctl.runtime.data.model_folder import check_folder, check_tokenizer_files, template_of

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from rlctl.cores import available_cores
 from rlctl.files import existing_parent
-from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.sandbox.worker_settings import container_memory
 
 GIB = 1024**3

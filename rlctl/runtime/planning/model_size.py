@@ -11,11 +11,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
+from rlctl.runtime.batch.ops import ceil_div
 from rlctl.runtime.model.adapter_names import adapt
 from rlctl.runtime.model.attention import head_size
 from rlctl.runtime.model.costs import Costs
 from rlctl.runtime.model.load import Kind, build_empty, load_config
-from rlctl.runtime.ops import ceil_div
 
 # Names of the width of the feed-forward layer, by architecture.
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from rlctl.cores import default_threads
 from rlctl.data_prep.rows import PromptRow
 from rlctl.debugging import call_limit
 from rlctl.recipes import schema
@@ -17,12 +18,12 @@ from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.loader import PromptLoader
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.planning.devices import Devices, pool_device, pool_sizes
 from rlctl.runtime.planning.disk import warn_of_full_disk
 from rlctl.runtime.planning.draft import CHECKS, Draft
 from rlctl.runtime.planning.model_paths import with_models
 from rlctl.runtime.planning.role_memory import MemoryPlan
-from rlctl.runtime.rank_info import RankInfo, default_threads
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.training.profile import check_profile
 from rlctl.runtime.training.validation import ModelValidation, Validator

@@ -13,18 +13,18 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import free_space
-from rlctl.monitoring.text import plural
 from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import ACTOR, ROLLOUT, Role, needed_roles, rollout_pool, trained_role
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
+from rlctl.runtime.batch.ops import divisors
 from rlctl.runtime.data.model_folder import check_folder, is_hub_silent
-from rlctl.runtime.ops import divisors
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.auto import engine_model_problems
 from rlctl.storage import local
+from rlctl.text import plural
 
 LOG = logging.getLogger(__name__)
 

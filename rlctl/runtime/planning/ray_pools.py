@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlctl.cores import available_cores
 from rlctl.debugging import call_limit
 from rlctl.runtime.cluster.address import address_of
 from rlctl.runtime.cluster.pool import PoolSpec, RayPool
 from rlctl.runtime.cluster.pools import Pool, Pools
 from rlctl.runtime.cluster.session import ray_session, recorded_timeline
 from rlctl.runtime.planning.plan import Plan
-from rlctl.runtime.rank_info import available_cores
 from rlctl.tracking.tracker import Event
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.budget import is_oom
+from rlctl.runtime.batch.budget import is_oom
+from rlctl.runtime.batch.ops import log_probs_from_logits
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.padded_rows import has_padded_rows
 from rlctl.runtime.model.probe import arbitrary_tokens, check_model
-from rlctl.runtime.ops import log_probs_from_logits
 from rlctl.runtime.rollout.decoding import Decode, Prefill
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.fused import Passes

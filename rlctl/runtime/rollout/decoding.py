@@ -18,11 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlctl.errors import InternalError
+from rlctl.runtime.batch.ops import to_device
 from rlctl.runtime.model.attention import Packing, TokenAttention
 from rlctl.runtime.model.causal_lm import logits_of, run_padded
 from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, weights_of
 from rlctl.runtime.model.padded_rows import decoder_of, has_padded_rows
-from rlctl.runtime.ops import to_device
 from rlctl.runtime.rollout.kv_cache import KVCache
 from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots
 

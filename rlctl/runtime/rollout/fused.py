@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
+from rlctl.runtime.batch.ops import ceil_div
 from rlctl.runtime.model.attention import TokenAttention, layer_window
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.onednn import Linear, is_faster, prepared, product
 from rlctl.runtime.model.padded_rows import has_padded_rows
 from rlctl.runtime.model.tower import image_processor
-from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.decoding import next_logits
 from rlctl.runtime.rollout.requests import Request
 

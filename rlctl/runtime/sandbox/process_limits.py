@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rlctl.cores import allowed_cores
-from rlctl.runs.process import die_with_parent
+from rlctl.process import die_with_parent
 from rlctl.runtime.sandbox.worker_settings import Limits
 
 # Variables that find programs, libraries, caches and the language; none of them is a secret.

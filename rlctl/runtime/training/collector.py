@@ -23,10 +23,10 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.stats import spread
 from rlctl.runtime.batch import Batch, Prompts, Rollouts, Scored
+from rlctl.runtime.batch.ops import first_rows, group_stats
+from rlctl.runtime.batch.roles import Roles
 from rlctl.runtime.data.loader import PromptLoader
-from rlctl.runtime.ops import first_rows, group_stats
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import to_floats
 
 _SECTION = "algorithm.filter_groups"

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.batch import Scored
-from rlctl.runtime.roles import LostEnginesError, Published
+from rlctl.runtime.batch.roles import LostEnginesError, Published
 from rlctl.runtime.training.rollout_source import (
     Collected,
     CollectionSetup,

@@ -21,7 +21,7 @@ from typing import Any, Self
 from rlctl.debugging import on_breakpoint, reached_breakpoint
 from rlctl.errors import RlctlError, Terminated, TimeUp
 from rlctl.owner import is_command
-from rlctl.runs.process import kill_and_exit
+from rlctl.process import kill_and_exit
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)

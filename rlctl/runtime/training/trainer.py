@@ -21,10 +21,10 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.mismatch import RolloutMismatch
 from rlctl.runtime.batch import Rollouts, Scored
+from rlctl.runtime.batch.roles import Roles
 from rlctl.runtime.checkpoint.checkpoint_store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.checkpoint.saver import Saver
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.rollout_source import (

@@ -23,7 +23,7 @@ from rlctl.runtime.model.sharding import full_tensor, reset_gradients
 from rlctl.tracking.jsonl import finite
 
 if TYPE_CHECKING:
-    from rlctl.runtime.budget import Budget
+    from rlctl.runtime.batch.budget import Budget
     from rlctl.runtime.model.sequences import Sequences
     from rlctl.runtime.workers.learner import Learner
     from rlctl.runtime.workers.passes import Compute

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import InternalError, UsageError
-from rlctl.runtime.balance import balance, row_cost
 from rlctl.runtime.batch import Batch, Prompts, Ragged, Rollouts
-from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.batch.balance import balance, row_cost
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.tracking.clock import timed
 from rlctl.tracking.metrics import merge

@@ -25,8 +25,8 @@ from rlctl.causes import as_rlctl_error
 from rlctl.debugging import call_on_breakpoint, mark_breakpoints
 from rlctl.errors import RlctlError
 from rlctl.log import log_to_stderr
-from rlctl.runs.run_dir import relax_umask
-from rlctl.runtime.rank_info import RankInfo
+from rlctl.process import relax_umask
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.workers.process_memory import keep_freed_memory, use_expandable_segments
 from rlctl.runtime.workers.rng import seed_all
 

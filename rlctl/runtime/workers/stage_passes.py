@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from rlctl.runtime.batch.ops import ceil_div
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.pipeline_parallel import Stage
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.workers.passes import PARTS_PER_STAGE, Compute
 
 B = TypeVar("B")

@@ -14,7 +14,7 @@ import pytest
 
 from rlctl.plugins.console.queue.queue_file import Entry, Order, Queue
 from rlctl.plugins.console.queue.worker import LOCK, Worker
-from rlctl.runs.process import lock_folder
+from rlctl.process import lock_folder
 
 # Python of entries: itself for modules of the queue; instead of rlctl it notes its words in `ran`,
 # waits while `hold` exists, and exits with the code in the last word.

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import rlctl
-from rlctl import plugins
+from rlctl import packages
 from rlctl.__main__ import main
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import PromptRow
@@ -49,7 +49,7 @@ def test_options_that_do_not_combine(
 def test_without_lm_eval_the_command_that_installs_it_is_given(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plugins, "find_spec", lambda _: None)
+    monkeypatch.setattr(packages, "find_spec", lambda _: None)
     command = adapted("pip install 'rlctl[lm-eval]'")
     assert main(["eval", MODEL, "--tasks", "a"]) == 6
     assert f"help: {command}" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from rlctl.errors import ConflictError, NotFoundError, ResourceError
 from rlctl.plugins.console.queue.free_devices import choose, other_runs
 from rlctl.plugins.console.queue.queue_file import Queue, others
 from rlctl.plugins.console.queue.worker import LOCK, ensure_worker, start
-from rlctl.runs.process import is_locked
+from rlctl.process import is_locked
 from rlctl.runs.run_dir import RunDir
 from tests.plugins.console.queued import Stand, wait
 from tests.processes import gone

@@ -15,8 +15,8 @@ import pytest
 from rlctl.errors import ResourceError, UsageError
 from rlctl.plugins.console.queue.orders import Line
 from rlctl.plugins.console.slurm.batch import check, parse, submit
+from rlctl.process import DriverProcess
 from rlctl.recipes.compose import compose
-from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
 from tests.plugins.console.queued import wait

@@ -15,8 +15,8 @@ import pytest
 from rlctl.plugins.console.slurm.array import why_one_job
 from rlctl.plugins.console.slurm.batch import find
 from rlctl.plugins.console.slurm.job import ON_SLURM, runs_of
+from rlctl.process import DriverProcess
 from rlctl.recipes.compose import compose
-from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.sweep_record import SweepDir
 from tests.plugins.console import slurm_cluster

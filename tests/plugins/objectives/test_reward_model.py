@@ -21,9 +21,9 @@ from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.probe import check_packing
+from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.dispatch import split
 from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info

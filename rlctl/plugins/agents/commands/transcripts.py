@@ -11,8 +11,8 @@ from rich.text import Text
 from rlctl.cli.console import stdout
 from rlctl.cli.stderr import notice
 from rlctl.cli.views.samples import ROLE_STYLES
-from rlctl.monitoring.text import plural
 from rlctl.terminal import visible
+from rlctl.text import plural
 
 if TYPE_CHECKING:
     from rlctl.plugins.agents.environments.scripted import Transcript

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlctl import plugins
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.network import is_loopback
+from rlctl.packages import require
 from rlctl.plugins.agents.environments.tool import StatelessTool, Tool, ToolResult
 from rlctl.runtime.sandbox.calls import call_limit, limited
 from rlctl.runtime.sandbox.messages import error_text
@@ -131,7 +131,7 @@ class _Connection:
 
 def _new_client(config: Mapping[str, Any]) -> Any:
     """Return a client for the server of `config`."""
-    plugins.require("mcp", "tools of MCP servers need mcp", "mcp")
+    require("mcp", "tools of MCP servers need mcp", "mcp")
     import httpx2  # of mcp
     from mcp import Client, StdioServerParameters
     from mcp.client.streamable_http import streamable_http_client

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from rlctl import plugins
+from rlctl.packages import require
 from rlctl.plugins.agents.environments.protocol import Row, Step
 from rlctl.plugins.agents.environments.tool import as_text
 from rlctl.runtime.sandbox.messages import MAX_REPLY
@@ -47,7 +48,7 @@ class OpenEnvEnvironment:
     def prepare(params: OpenEnvParams) -> None:
         """Raise MissingExtraError without the package websockets."""
         del params
-        plugins.require("websockets", "environments of OpenEnv need websockets", "openenv")
+        require("websockets", "environments of OpenEnv need websockets", "openenv")
 
     async def reset(self, row: Row) -> list[Message] | str:
         """Open a session; return its first observation, which is added to the row's prompt."""

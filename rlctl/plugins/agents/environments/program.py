@@ -13,6 +13,7 @@ from pydantic import Field
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
+from rlctl.packages import require
 from rlctl.plugins.agents.environments.protocol import Row, Step
 from rlctl.runtime.sandbox.async_functions import is_async
 from rlctl.runtime.sandbox.calls import call
@@ -49,7 +50,7 @@ class ProgramEnvironment:
 
         Raises ConfigError if it is no function, for wrong settings, and as `load_named`.
         """
-        plugins.require("openai", "agent programs need openai", "agents")  # its client
+        require("openai", "agent programs need openai", "agents")  # its client
         program = load_named("programs", params.program, "program")
         settings = plugins.parse_params(program, params.program, params.params, PARAMS_KEY)
         if settings is not None:

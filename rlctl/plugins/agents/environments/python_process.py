@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rlctl.runs.process import die_with_parent
+from rlctl.process import die_with_parent
 from rlctl.runtime.sandbox.guard import fork_guarded, guard
 from rlctl.runtime.sandbox.namespaces import (
     Namespaces,

@@ -14,9 +14,9 @@ from rlctl.cli.options import Json, overrides_argument
 from rlctl.cli.startup import announce, compose_with_notices
 from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
-from rlctl.monitoring.text import plural
 from rlctl.suggest import hydra_text, overridden_keys
 from rlctl.terminal import visible
+from rlctl.text import plural
 
 app = typer.Typer()
 

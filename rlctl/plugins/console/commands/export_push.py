@@ -12,7 +12,7 @@ from rlctl.cli.console import print_json
 from rlctl.cli.options import Json, Root, RunName, Trust
 from rlctl.cli.startup import announce
 from rlctl.cli.stderr import notice
-from rlctl.monitoring.text import count
+from rlctl.text import count
 
 if TYPE_CHECKING:
     from rlctl.plugins.console.push import HubRepo

@@ -14,7 +14,7 @@ from rlctl.cli.console import print_json
 from rlctl.cli.options import Json, Root, RunNames
 from rlctl.cli.stderr import notice
 from rlctl.errors import NotFoundError, UsageError
-from rlctl.monitoring.text import plural
+from rlctl.text import plural
 
 if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow

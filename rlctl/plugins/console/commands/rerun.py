@@ -10,8 +10,8 @@ from rlctl.cli.console import print_json
 from rlctl.cli.options import Json, Root, RunName, Trust, overrides_argument
 from rlctl.cli.startup import announce, until_start
 from rlctl.cli.stderr import notice, warn
-from rlctl.monitoring.text import plural
 from rlctl.runs.store import RunStore
+from rlctl.text import plural
 
 app = typer.Typer()
 

@@ -11,8 +11,8 @@ from rlctl.cli.console import print_json
 from rlctl.cli.options import Json, Root, RunName
 from rlctl.cli.startup import announce
 from rlctl.cli.stderr import notice
-from rlctl.monitoring.text import plural, size
 from rlctl.runs.store import RunStore
+from rlctl.text import plural, size
 
 app = typer.Typer()
 

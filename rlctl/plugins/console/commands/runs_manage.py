@@ -11,11 +11,11 @@ import typer
 from rlctl.cli.console import print_json, print_table
 from rlctl.cli.options import Json, Root, RunName, RunNames
 from rlctl.cli.stderr import notice
-from rlctl.monitoring.text import plural
 from rlctl.plugins.console.label_changes import change_tags, set_note
 from rlctl.runs.labels import Labels
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
+from rlctl.text import plural
 
 app = typer.Typer()
 

@@ -11,8 +11,8 @@ from rlctl.cli.console import print_json, print_table
 from rlctl.cli.options import Json, Root, RunNames
 from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
-from rlctl.monitoring.text import plural, size
 from rlctl.runs.store import RunStore
+from rlctl.text import plural, size
 
 if TYPE_CHECKING:
     from rlctl.runs.prune import Pruning

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from rlctl.errors import ResourceError, RlctlError
-from rlctl.runs.process import start_rlctl
+from rlctl.process import start_rlctl
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 

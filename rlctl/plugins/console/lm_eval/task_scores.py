@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlctl.cli.console import print_json, print_table
 from rlctl.cli.stderr import notice
 from rlctl.errors import NotFoundError, UsageError
-from rlctl.plugins import require
+from rlctl.packages import require
 
 if TYPE_CHECKING:
     from rlctl.plugins.console.lm_eval.harness import TaskScore

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rlctl.cli.startup import announce
 from rlctl.cli.stderr import notice, warn
 from rlctl.errors import RlctlError
-from rlctl.monitoring.text import plural
+from rlctl.text import plural
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Config

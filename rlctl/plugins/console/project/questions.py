@@ -10,7 +10,7 @@ from rlctl.data_prep.question_records import Fields
 from rlctl.data_prep.raw_data import RawData, RowMaker, is_number, kind_of
 from rlctl.data_prep.records import value_at
 from rlctl.errors import UsageError
-from rlctl.plugins import require
+from rlctl.packages import require
 from rlctl.plugins.console.project.rewards import OWN, REWARDS
 from rlctl.quickstart import NAME, VISION
 from rlctl.suggest import did_you_mean

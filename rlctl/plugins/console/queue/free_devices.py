@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import psutil
 
 from rlctl.cores import allowed_cores
-from rlctl.monitoring.text import plural
 from rlctl.plugins.console import nvidia_smi
 from rlctl.plugins.console.queue.queue_file import Entry
+from rlctl.text import plural
 
 _COMMANDS = {"train", "resume", "sweep", "eval", "generate"}
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ConflictError, NotFoundError, ResourceError
+from rlctl.process import DriverProcess
 from rlctl.redaction import is_secret_name, redact
 from rlctl.runs.ownership import state_folder
-from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import now
 
 VARIABLE = "RLCTL_QUEUE"  # another folder of the queue

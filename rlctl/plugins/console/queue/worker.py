@@ -24,7 +24,7 @@ from rlctl.plugins.console.detached import start_detached
 from rlctl.plugins.console.queue.ends import end_of
 from rlctl.plugins.console.queue.free_devices import Choice, choose
 from rlctl.plugins.console.queue.queue_file import Entry, Queue, secrets
-from rlctl.runs.process import DriverProcess, is_locked, lock_folder
+from rlctl.process import DriverProcess, is_locked, lock_folder
 from rlctl.runs.record import now
 
 POLL_S = 2.0

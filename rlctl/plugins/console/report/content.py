@@ -14,8 +14,7 @@ from typing import Any
 from rlctl import __version__
 from rlctl.data_prep.images import data_url
 from rlctl.files import by_step
-from rlctl.monitoring.run_summary import is_accuracy
-from rlctl.monitoring.text import count, duration, percent_or_number
+from rlctl.monitoring.run_summary import is_accuracy, percent_or_number
 from rlctl.plugins.console.report.curves import curves, short
 from rlctl.plugins.console.report.seeds import seed_bands
 from rlctl.recipes.layers import MISSING
@@ -24,6 +23,7 @@ from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.listing import overview
 from rlctl.runs.run import Run
 from rlctl.runs.thumbnails import read_thumbnail
+from rlctl.text import count, duration
 from rlctl.tracking.episodes import Episode, ending, facts, speaker
 from rlctl.tracking.jsonl import generations_file, read_generations
 from rlctl.tracking.metric_table import MetricTable

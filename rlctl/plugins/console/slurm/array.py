@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from rlctl.plugins.console.queue.orders import Search
 from rlctl.plugins.console.slurm.batch import Job, run, send, write_order
 from rlctl.plugins.console.slurm.job import ON_SLURM
+from rlctl.process import DriverProcess
 from rlctl.recipes import schema
 from rlctl.recipes.axes import axes_of, check_fixed, check_repeated, split_axes, with_first_values
 from rlctl.recipes.compose import compose
-from rlctl.runs.process import DriverProcess
 from rlctl.sweeps.child import Child
 from rlctl.sweeps.study import Study, check_axes
 from rlctl.sweeps.sweep_launch import create

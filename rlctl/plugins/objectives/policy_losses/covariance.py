@@ -20,7 +20,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     policy_loss,
     token_means,
 )
-from rlctl.runtime.ops import masked_mean
+from rlctl.runtime.batch.ops import masked_mean
 from rlctl.tracking.metrics import Metrics
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.algorithms.policy_losses.base import ClipRange, PolicyTokens, token_means
-from rlctl.runtime.ops import EPS
+from rlctl.runtime.batch.ops import EPS
 from rlctl.tracking.metrics import Metrics
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlctl import plugins
 from rlctl.plugins.result_check import check_result
-from rlctl.runtime.ops import row_mean
+from rlctl.runtime.batch.ops import row_mean
 from rlctl.tracking.metrics import Mean, Metrics
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from rlctl.runtime.batch.image_processor import (
     processor_of,
     reads_images,
 )
+from rlctl.runtime.batch.ops import divisors
 from rlctl.runtime.model.load import load_config
 from rlctl.runtime.model.tower import placeholder_ids
 from rlctl.runtime.model.vision import check_count
-from rlctl.runtime.ops import divisors
 from rlctl.runtime.rollout.requests import Request
 
 # Types of models whose vision tower each rank of an engine can have whole: ranks divide images.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 
 from rlctl.errors import ConfigError, MissingExtraError, Problem
-from rlctl.runs.provenance import installed_version
+from rlctl.packages import installed_version
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig  # takes seconds, and `doctor` needs this module

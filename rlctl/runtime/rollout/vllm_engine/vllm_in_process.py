@@ -28,9 +28,9 @@ from rlctl.errors import Problem, raise_problems
 from rlctl.plugins import Unused
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.batch.ops import any_algorithms
 from rlctl.runtime.model.engine_weights import AdapterSync
 from rlctl.runtime.model.load import empty_model, load_config
-from rlctl.runtime.ops import any_algorithms
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,

@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError, raise_problems
+from rlctl.runtime.batch.ops import any_algorithms
 from rlctl.runtime.model.load import load_config
 from rlctl.runtime.model.state_layers import has_states
-from rlctl.runtime.ops import any_algorithms
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.rollout.vllm_engine.classes import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from rlctl.runs.process import DriverProcess
+from rlctl.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.sweep_record import SweepDir, SweepRecord, TrialTable
 from rlctl.tracking.tracker import Sample

@@ -13,8 +13,8 @@ from playwright.sync_api import Page, expect
 
 from rlctl.errors import InternalError
 from rlctl.plugins.console.label_changes import set_note
+from rlctl.process import DriverProcess
 from rlctl.runs.labels import read_labels
-from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.sweep_record import SweepDir, SweepRecord, TrialTable
 from tests.browser import wait_for

@@ -1,4 +1,4 @@
-"""Process that drives a run: its start, and its identity, which shows later that it has exited."""
+"""Processes: start, end, umask, locks, and the identity that shows later that one has exited."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 
 if TYPE_CHECKING:  # workers of users' code do not load it
     import psutil
 
+Access = Literal["owner", "group", "all"]
+MODES: dict[Access, int] = {"owner": 0o700, "group": 0o750, "all": 0o755}
 LOCK_FILE = ".lock"  # of a folder, locked by its driver
 _LOCK_S = 1.0
 FORK_SERVER = "rlctl-forks"  # name of the process that forks a run's workers
@@ -115,6 +117,23 @@ def _lock(file: IO[bytes], kind: int) -> bool | None:
     except OSError as error:
         return False if error.errno in (errno.EACCES, errno.EAGAIN) else None
     return True
+
+
+def relax_umask(access: Access) -> int:
+    """Let users read what this process and its new children create; return the umask before."""
+    before = os.umask(0o077)
+    os.umask(before & ~MODES[access])
+    return before
+
+
+@contextmanager
+def relaxed_umask(access: Access) -> Iterator[None]:
+    """Call `relax_umask` for the block."""
+    before = relax_umask(access)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def uptime() -> float:

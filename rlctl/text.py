@@ -1,4 +1,4 @@
-"""Formatting for people: durations, counts, percentages, devices and sparklines."""
+"""Formatting for people: durations, counts, devices and sparklines."""
 
 from __future__ import annotations
 
@@ -6,18 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from rlctl.monitoring.run_summary import is_accuracy
-
 BLOCKS = "▁▂▃▄▅▆▇█"
-
-
-def percent_or_number(metric: str | None, value: float | None) -> str:
-    """Format an accuracy as a percentage, other metrics with three digits, None as a dash."""
-    if value is None:
-        return "-"
-    if is_accuracy(metric):
-        return f"{100 * value:.1f} %"
-    return f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
