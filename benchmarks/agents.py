@@ -32,8 +32,8 @@ from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.generation import schedule
-from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.generation.policy_engines import ColocatedEngines
+from rlctl.runtime.generators import Generation, open_generator
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.requests import Slice
 from rlctl.runtime.serving.chat import Turn

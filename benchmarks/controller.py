@@ -30,6 +30,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.batch import Batch, LogProbs, Prompts, Ragged, Rollouts, Scores
+from rlctl.runtime.batch.metrics import Mean, Metrics
 from rlctl.runtime.batch.roles import G, R, Roles, Total
 from rlctl.runtime.batch.stored import RowRefs, StoredRagged
 from rlctl.runtime.build import load_algorithm
@@ -38,7 +39,6 @@ from rlctl.runtime.cluster.group import GroupTransport, Relay, RelayedTransport
 from rlctl.runtime.cluster.pool import RANKS_PER_RELAY
 from rlctl.runtime.training.step_metrics import length_metrics
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, bind, dispatch
-from rlctl.tracking.metrics import Mean, Metrics
 
 PROMPT, RESPONSE, N, HOSTS = 204, 8192, 8, 4
 STORED_BYTES = 2**17  # of the object of a result: Ray keeps smaller ones in the caller's memory

@@ -26,8 +26,8 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.generation.policy_engines import ColocatedEngines
+from rlctl.runtime.generators import Generation, open_generator
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.request_limits import RequestSettings

@@ -32,6 +32,7 @@ from benchmarks.table import Row, parse_arguments, show
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Experience, Ragged
+from rlctl.runtime.batch.metrics import to_floats
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import local_part
@@ -42,7 +43,6 @@ from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.pool_process import Process
-from rlctl.tracking.metrics import to_floats
 
 MIB = 2**20
 PEAK_METRIC = "perf/max_memory_allocated_gb"  # on a GPU, of an update

@@ -26,6 +26,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
 )
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.batch.balance import TokenCounts, micro_batches
+from rlctl.runtime.batch.clock import Clock
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.launch import open_pools
@@ -36,7 +37,6 @@ from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.rewards.gsm8k import score
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.tracking.clock import Clock
 
 OVERRIDES = [
     "actor_rollout_ref.actor.use_kl_loss=false",

@@ -116,8 +116,8 @@ def _report(error: RlctlError, words: Sequence[str] = ()) -> int:
     """
     from rlctl.cli.stderr import print_corrected, print_problems, print_see_also
     from rlctl.cli.usage import correct
+    from rlctl.error_codes import code_of
     from rlctl.errors import UsageError
-    from rlctl.explain.entries import code_of
 
     if _debug():
         import traceback

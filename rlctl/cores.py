@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# Variables of OpenMP's idle threads.
+OPENMP_WAIT = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # the first overrides the second
+SPIN_COUNT = "3000"  # docs/decisions.md has the reason
+
 
 def allowed_cores() -> int:
     """Return the number of cores that this process may use, which only Linux restricts."""

@@ -25,11 +25,11 @@ from benchmarks.gpu.work import (
     release,
 )
 from benchmarks.memory import PEAK_METRIC
+from rlctl.runtime.batch.metrics import Metrics, to_floats
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.model.costs import Costs
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.device_usage import peak_flops
-from rlctl.tracking.metrics import Metrics, to_floats
 
 LORA_RANK = 16
 _EXPECTED_MFU = 0.08  # for the time that a row will take; without a known GPU, see below

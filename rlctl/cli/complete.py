@@ -65,7 +65,7 @@ def logger(incomplete: str) -> list[str]:
 
 def explained(incomplete: str) -> list[str]:
     """Complete codes of errors, alarms, metrics and config keys."""
-    from rlctl.explain.lookup import known_names
+    from rlctl.cli.explain.lookup import known_names
 
     names = [name for name in known_names() if name.startswith(incomplete)]
     return names or [name for name in known_names() if name.startswith(incomplete.upper())]

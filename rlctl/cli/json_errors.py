@@ -23,7 +23,7 @@ def wants_json(words: Sequence[str]) -> bool:
 
 def error_document(error: RlctlError) -> dict[str, Any]:
     """Return the document of an error: its first problem as `error`, and all `problems`."""
-    from rlctl.explain.entries import code_of
+    from rlctl.error_codes import code_of
 
     problems = [
         {

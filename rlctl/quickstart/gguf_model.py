@@ -19,8 +19,8 @@ from rlctl.data_prep.hub import hub_answers, not_downloaded
 from rlctl.errors import ConfigError, ResourceError
 from rlctl.files import apply_umask, free_space, replacing
 from rlctl.packages import require
+from rlctl.remote_files import locked
 from rlctl.storage import CACHE_VARIABLE, cache_folder, local
-from rlctl.storage.remote import locked
 
 LOG = logging.getLogger(__name__)
 

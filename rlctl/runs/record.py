@@ -128,7 +128,7 @@ def recorded_end(report: Callable[[Last, int, Exception | None], object]) -> Ite
 
 def failure_of(error: Exception) -> dict[str, str | None]:
     """Return `code`, one-line `message` and `hint` of the first problem of an error."""
-    from rlctl.explain.entries import code_of
+    from rlctl.error_codes import code_of
 
     known = as_rlctl_error(error) or InternalError(
         f"internal error: {type(error).__name__}: {error}",

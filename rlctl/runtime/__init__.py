@@ -8,8 +8,7 @@ also limits how long OpenMP's threads spin, which libgomp reads when torch is im
 import gc
 import os
 
-OPENMP_WAIT = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # the first overrides the second
-SPIN_COUNT = "3000"  # docs/decisions.md has the reason
+from rlctl.cores import OPENMP_WAIT, SPIN_COUNT
 
 gc.set_threshold(max(50_000, gc.get_threshold()[0]))
 if not any(name in os.environ for name in OPENMP_WAIT):

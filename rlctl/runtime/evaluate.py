@@ -14,6 +14,7 @@ from rlctl.data_prep.images import Image, content_of
 from rlctl.data_prep.message_parts import PLACEHOLDER
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import VALIDATION
+from rlctl.episodes import Episode
 from rlctl.errors import ConfigError, UsageError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.recorded import missing_secrets
@@ -21,6 +22,7 @@ from rlctl.recipes.role_table import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Algorithm, Needs, generate
 from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.batch.metrics import to_floats
 from rlctl.runtime.batch.roles import RewardModel, Roles
 from rlctl.runtime.build import (
     build_actor,
@@ -40,8 +42,8 @@ from rlctl.runtime.data.tokenizer import (
     tokenizer_of,
     with_response,
 )
-from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.generation.policy_engines import ColocatedEngines
+from rlctl.runtime.generators import Generation, open_generator
 from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.evaluation import no_responses
 from rlctl.runtime.planning.image_check import check_images
@@ -52,8 +54,6 @@ from rlctl.runtime.rewards.reward_pool import RewardPool
 from rlctl.runtime.rewards.reward_report import RewardReport
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.training.validation import Validation, Validator
-from rlctl.tracking.episodes import Episode
-from rlctl.tracking.metrics import to_floats
 
 LOG = logging.getLogger(__name__)
 

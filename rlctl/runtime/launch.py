@@ -24,7 +24,7 @@ from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.cluster.pools import InlinePool, Pools
 from rlctl.runtime.data import quickstart
-from rlctl.runtime.generation.generators import Generation, with_generator
+from rlctl.runtime.generators import Generation, with_generator
 from rlctl.runtime.planning.capacity import describe
 from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.rewards.role import RuleReward

@@ -117,6 +117,6 @@ def sample_calls(run: RunInfo, step: int, samples: Sequence[Sample]) -> list[Cal
 def _as_transcript(sample: Sample) -> Sample:
     if sample.episode is None:
         return sample
-    from rlctl.tracking.episodes import transcript
+    from rlctl.episodes import transcript
 
     return replace(sample, response=transcript(sample.episode))

@@ -20,6 +20,7 @@ from typing import Any
 
 from rlctl.errors import ConfigError
 from rlctl.files import replacing, step_name
+from rlctl.json_values import finite, finite_number
 from rlctl.tracking.json_lines import (
     METRICS_FILE,
     OnBroken,
@@ -76,7 +77,7 @@ class JsonlTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of a step as one row; raise OSError if the disk refuses."""
-        row = {"step": step} | {name: _number(value) for name, value in metrics.items()}
+        row = {"step": step} | {name: finite_number(value) for name, value in metrics.items()}
         self.last_row = json.dumps(row, allow_nan=False).encode() + b"\n"
         self.pending += self.last_row
         self._write()
@@ -219,34 +220,14 @@ def read_generations(path: Path) -> list[Sample]:
 def _sample(row: Mapping[str, Any]) -> Sample:
     images = tuple(map(str, row.get("images", ())))
     if episode := row.get("episode"):
-        from rlctl.tracking.episodes import Episode
+        from rlctl.episodes import Episode
 
         episode = Episode.from_dict(episode)
     return Sample(**{**row, "episode": episode or None, "images": images})
 
 
-def _number(value: float) -> float | int | None:
-    """Convert a number (also of numpy or torch) to a Python int or float, None if not finite."""
-    if not math.isfinite(value):
-        return None
-    if isinstance(value, int):
-        return value
-    return float(value)
-
-
 def _plain(sample: dict[str, Any]) -> dict[str, Any]:
-    components = {name: _number(value) for name, value in sample["components"].items()}
-    plain = sample | {"score": _number(sample["score"]), "components": components}
+    components = {name: finite_number(value) for name, value in sample["components"].items()}
+    plain = sample | {"score": finite_number(sample["score"]), "components": components}
     plain |= {name: finite(sample[name]) for name in ("ground_truth", "episode")}
     return {name: value for name, value in plain.items() if value or name != "images"}
-
-
-def finite(value: Any) -> Any:
-    """Replace NaN and infinities in nested data by None."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    if isinstance(value, float):
-        return _number(value)
-    return value

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from rlctl.tracking.episodes import Episode
+    from rlctl.episodes import Episode
 
 SAMPLES = "val/generations"  # name of the samples among the metrics, for `ReadsBack`
 NUM_SHOWN = 8  # default of trainer.log_val_generations with a tracker that `shows_samples`

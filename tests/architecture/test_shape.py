@@ -104,7 +104,7 @@ MAY_NAME = {
     },
     ("rlctl/runtime/rollout/vllm_engine/", "vllm"): "the engine's folder",
     ("rlctl/plugins/agents/commands/env.py", "verifiers"): "library whose environments are listed",
-    ("rlctl/explain/lookup.py", "trl"): "library whose options are explained",
+    ("rlctl/cli/explain/lookup.py", "trl"): "library whose options are explained",
     ("rlctl/runs/provenance.py", "vllm"): "library whose version is recorded",
     ("rlctl/runtime/resume.py", "vllm"): "library whose version is compared",
     ("rlctl/runtime/planning/doctor.py", "notify"): "the extra of that name",

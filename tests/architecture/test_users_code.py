@@ -58,7 +58,7 @@ PLACES = {
     "runtime/data/readers.py:load_reader": "readers",
     "runtime/build.py:role_plugin": None,
     "runtime/data/samplers.py:from_config": "samplers",
-    "runtime/generation/generators.py:open_generator": "generators",
+    "runtime/generators.py:open_generator": "generators",
     "runtime/planning/unusual_values.py:check_rows": "generators",
     "runtime/planning/draft.py:_check_surroundings": "engines",
     "runtime/planning/early_checks.py:_check_engine": None,

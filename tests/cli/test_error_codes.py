@@ -15,8 +15,8 @@ import pytest
 from rlctl import errors
 from rlctl.__main__ import main
 from rlctl.cli.json_errors import error_document
+from rlctl.error_codes import code_of, error_entries, message_pattern
 from rlctl.errors import ConfigError, RlctlError
-from rlctl.explain.entries import code_of, error_entries, message_pattern
 from rlctl.runs.record import failure_of
 from rlctl.runtime.sandbox.messages import error_from_json, error_to_json
 from rlctl.runtime.sandbox.user_code import load_named

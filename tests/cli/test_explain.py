@@ -13,6 +13,9 @@ import pytest
 from rlctl import errors
 from rlctl.__main__ import main
 from rlctl.cli.complete import explained
+from rlctl.cli.explain.lookup import LIBRARIES, explain, known_names, library_options
+from rlctl.cli.explain.metric_entries import metric_entry
+from rlctl.error_codes import code_of, error_entries, message_pattern
 from rlctl.errors import ConfigError, DeviceMemoryError, NotFoundError, RlctlError
 from rlctl.explain.entries import code_of, error_entries, message_pattern, metric_entry
 from rlctl.explain.lookup import LIBRARIES, explain, known_names, library_options

@@ -15,6 +15,7 @@ from rich.text import Text
 from rlctl.__main__ import main
 from rlctl.cli import console as console_module
 from rlctl.data_prep.rows import PromptRow, write_rows
+from rlctl.episodes import Episode, Message, Use
 from rlctl.log import logging_to_stderr
 from rlctl.monitoring.alarms import Alarm
 from rlctl.monitoring.safe_console import SafeConsole
@@ -22,7 +23,6 @@ from rlctl.runs.labels import LABELS_FILE
 from rlctl.runs.run_dir import RunDir
 from rlctl.terminal import visible
 from rlctl.tracking.console_tracker import ConsoleTracker
-from rlctl.tracking.episodes import Episode, Message, Use
 from rlctl.tracking.tracker import Sample
 from tests.recorded import record
 

@@ -16,13 +16,13 @@ import torch
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Experience
+from rlctl.runtime.batch.metrics import to_floats
 from rlctl.runtime.model import compiled
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.preflight import check_software
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.workers.actor import ActorWorker
-from rlctl.tracking.metrics import to_floats
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.tolerance import PASSES, assert_as_exact, float64
 from tests.workers import LOSS, actor_of, experience

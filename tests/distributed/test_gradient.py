@@ -17,12 +17,12 @@ import torch
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
 from rlctl.runtime.batch.budget import Budget
+from rlctl.runtime.batch.metrics import to_floats
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import full_tensor, local_part
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.critic import CriticWorker
 from rlctl.runtime.workers.dispatch import split
-from rlctl.tracking.metrics import to_floats
 from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.plugin_folders import is_there

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from rlctl.explain.entries import metric_entry
+from rlctl.cli.explain.metric_entries import metric_entry
 from tests.forks import Forked, completed
 from tests.progress import wait_until
 from tests.recorded import called
@@ -164,7 +164,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl, after a check that `rlctl explain` knows each metric."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     unknown = {name for row in rows for name in row if name != "step" and not metric_entry(name)}
-    assert unknown == set(), "describe it in rlctl/explain/metrics.toml"
+    assert unknown == set(), "describe it in rlctl/cli/explain/metrics.toml"
     return rows
 
 

@@ -24,7 +24,8 @@ import yaml
 from docs.generate import PAGES as GENERATED
 from docs.generate import PARTS, with_parts
 from rlctl.__main__ import main
-from rlctl.explain.entries import error_entries, metric_entries
+from rlctl.cli.explain.metric_entries import metric_entries
+from rlctl.error_codes import error_entries
 from tests.e2e.command import environment, rlctl
 from tests.plugin_folders import can_run
 from tests.settings import given

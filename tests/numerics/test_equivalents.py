@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlctl.explain.entries import read_table
+from rlctl.cli.explain.metric_entries import read_table
 from rlctl.runtime.algorithms.advantages.base import (
     AdvantageConfig,
     AdvantageInputs,

@@ -15,13 +15,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlctl.episodes import Episode, Message
 from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Batch, Ragged, Scored
 from rlctl.runtime.batch.ragged import Packed
 from rlctl.runtime.batch.stored import Fields, attach, detach, fetched
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
 from rlctl.runtime.model.sequences import concat_ragged
-from rlctl.tracking.episodes import Episode, Message
 from tests.numerics.batches import scored_batch
 from tests.runtime.test_dispatch import rollouts
 from tests.workers import experience

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rlctl.data_prep.rows import PromptRow
+from rlctl.episodes import Episode
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.plugins import load_with_params
 from rlctl.recipes.compose import compose
@@ -21,7 +22,6 @@ from rlctl.runtime.data.mixing import MixedSampler, Part
 from rlctl.runtime.data.samplers import StatefulSampler, random_order, sequential_order
 from rlctl.runtime.data.unusable_prompts import truncate
 from rlctl.runtime.training.collector import Collector
-from rlctl.tracking.episodes import Episode
 from tests.configs import configured
 from tests.generation import respond
 from tests.rows import rows_of

@@ -14,12 +14,12 @@ import torch
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import InternalError, UsageError
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts
+from rlctl.runtime.batch.clock import Clock, timed
+from rlctl.runtime.batch.metrics import Mean, Metrics, Sum
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.critic import CriticWorker
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, bind, dispatch, join, split
 from rlctl.runtime.workers.reference import ReferenceWorker
-from rlctl.tracking.clock import Clock, timed
-from rlctl.tracking.metrics import Mean, Metrics, Sum
 from rlctl.workers import ResourcePool, spawn
 from tests.architecture.source import ROOT
 from tests.distributed.ranks import rank_info

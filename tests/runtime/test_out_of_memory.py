@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rlctl.causes import as_rlctl_error, is_cpu_oom
+from rlctl.error_codes import code_of
 from rlctl.errors import DeviceMemoryError
-from rlctl.explain.entries import code_of
 
 _TOO_MANY = 2**62  # bytes, beyond every address space
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from rlctl import remote_files as storage
 from rlctl.errors import ConflictError, ResourceError
 from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.checkpoint_store import CONFIG, STATE, CheckpointStore, Retention
 from rlctl.runtime.checkpoint.remote_copy import RemoteCopy, _plain_files, check_remote_copy
 from rlctl.runtime.checkpoint.remote_fetch import pull
-from rlctl.storage import remote as storage
 
 EVERYTHING = Retention(None, None, True, 1)
 

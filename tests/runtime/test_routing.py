@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.batch.metrics import Mean
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.padded_rows import use_own_attention
@@ -21,7 +22,6 @@ from rlctl.runtime.rollout.engine import Responses
 from rlctl.runtime.rollout.hf import HFEngine, Steps
 from rlctl.runtime.rollout.recorded_rows import RecordedRows
 from rlctl.runtime.rollout.requests import Completion
-from rlctl.tracking.metrics import Mean
 from tests.generation import prompts, references, sampling
 from tests.miniatures import miniature
 from tests.models import MIXTURES, mixture_model

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 from rlctl.quickstart import VISION, real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Experience, LogProbs, Prompts
+from rlctl.runtime.batch.metrics import to_floats
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.hf import HFEngine, Steps
 from rlctl.runtime.workers.actor import ActorWorker
-from rlctl.tracking.metrics import to_floats
 from tests import workers
 from tests.distributed.ranks import rank_info
 from tests.generation import sampling

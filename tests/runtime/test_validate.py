@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from rlctl.data_prep.rows import PromptRow
+from rlctl.episodes import Episode
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.sft import SFT
 from rlctl.runtime.algorithms.stats import rollout_metrics, uniform_groups
 from rlctl.runtime.batch import Prompts, Ragged, Scored
+from rlctl.runtime.batch.metrics import to_floats
 from rlctl.runtime.training.validation import validation_metrics
-from rlctl.tracking.episodes import Episode
-from rlctl.tracking.metrics import to_floats
 from rlctl.tracking.tracker import Sample
 from tests.generation import respond
 

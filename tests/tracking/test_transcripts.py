@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rlctl.data_prep.rows import PromptRow
+from rlctl.episodes import Episode, Message, Use, transcript
 from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
 from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.training.collector import agent_metrics
 from rlctl.runtime.training.validation import to_samples
 from rlctl.tracking.delivery import TrackerTimeouts
-from rlctl.tracking.episodes import Episode, Message, Use, transcript
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import read_generations, write_samples
 from rlctl.tracking.tracker import RunInfo, Sample

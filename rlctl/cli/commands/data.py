@@ -14,6 +14,7 @@ from rlctl.cli.more_options import add_options
 from rlctl.cli.options import Json
 from rlctl.cli.stderr import notice
 from rlctl.errors import NotFoundError, UsageError
+from rlctl.json_values import finite
 from rlctl.text import plural
 
 
@@ -72,7 +73,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show rows: the prompt as the model will see it, and the inputs of the reward function."""
-    from rlctl.cli.views.samples import finite, print_row, row_entry
+    from rlctl.cli.views.samples import print_row, row_entry
     from rlctl.data_prep.rows import PromptRow, stream_rows
 
     if not file.expanduser().exists():

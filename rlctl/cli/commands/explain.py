@@ -46,8 +46,8 @@ def explain(
     from rich.text import Text
 
     from rlctl.cli import all_commands
-    from rlctl.explain.lookup import Explanation
-    from rlctl.explain.lookup import explain as look_up
+    from rlctl.cli.explain.lookup import Explanation
+    from rlctl.cli.explain.lookup import explain as look_up
 
     found: list[Explanation] = []
     problems: list[Problem] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -18,10 +17,10 @@ from rlctl.cli.console import paged, print_table, stdout, table
 from rlctl.cli.stderr import notice
 from rlctl.data_prep.decoded_images import opened
 from rlctl.data_prep.images import Image, content_of
+from rlctl.episodes import Episode, ending, facts, speaker
 from rlctl.errors import ConfigError
 from rlctl.terminal import visible
 from rlctl.text import plural
-from rlctl.tracking.episodes import Episode, ending, facts, speaker
 from rlctl.tracking.tracker import Sample
 
 if TYPE_CHECKING:
@@ -217,17 +216,6 @@ def _drawn(image: Image, console: Console) -> Text | None:
             ]
             text.append("▀", Style(color=colours[0], bgcolor=[*colours, None][1]))
     return text
-
-
-def finite(value: Any) -> Any:
-    """Return JSON data with None for numbers that are not finite, which no JSON can have."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def _image_name(image: Image) -> str:

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.agent_columns import SINGLE_TURN
 from rlctl.data_prep.images import images_in, with_parts
 from rlctl.data_prep.message_parts import text_of
+from rlctl.episodes import Episode, Message, Use
 from rlctl.errors import ConfigError
 from rlctl.plugins.agents.chat_bridge import ChatBridge
 from rlctl.plugins.agents.environments.environment_pool import (
@@ -36,7 +37,6 @@ from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_k
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.serving.chat import Message as ChatMessage
 from rlctl.runtime.serving.chat import Turn
-from rlctl.tracking.episodes import Episode, Message, Use
 
 
 class State(StrEnum):

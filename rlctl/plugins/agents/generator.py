@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.agent_columns import SINGLE_TURN
 from rlctl.data_prep.rows import PromptRow
+from rlctl.episodes import Episode
 from rlctl.errors import RlctlError
 from rlctl.plugins.agents.environments.protocol import Row
 from rlctl.plugins.agents.episode import EpisodeRun, EpisodeSettings, EpisodeTask
@@ -23,17 +24,16 @@ from rlctl.plugins.agents.episode_setup import check_episodes, episode_settings
 from rlctl.plugins.agents.programs.program_run import ProgramRun
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.batch.clock import timed
 from rlctl.runtime.batch.ops import first_rows
-from rlctl.runtime.generation.generators import Generation
 from rlctl.runtime.generation.on_engines import OnEngines
 from rlctl.runtime.generation.policy_engines import Engines
 from rlctl.runtime.generation.schedule import OnStates, Schedule
+from rlctl.runtime.generators import Generation
 from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.rewards.reward_report import exceeds
 from rlctl.runtime.rewards.role import EarlyScoring, RuleReward
 from rlctl.runtime.rollout.requests import Decoding
-from rlctl.tracking.clock import timed
-from rlctl.tracking.episodes import Episode
 
 if TYPE_CHECKING:
     from rlctl.runtime.serving.endpoint import Endpoint

@@ -28,11 +28,11 @@ from rlctl.runtime.algorithms.base import (
     rows_of_groups,
 )
 from rlctl.runtime.batch import Ragged, Rollouts, Scored
+from rlctl.runtime.batch.metrics import Mean, Metrics, merge
 from rlctl.runtime.batch.ops import masked_sum
 from rlctl.runtime.batch.roles import Roles
 from rlctl.runtime.data.conversations import text_field
 from rlctl.runtime.model.causal_lm import PolicyOutputs
-from rlctl.tracking.metrics import Mean, Metrics, merge
 
 _SINGLE = ("path", "tokenizer_path", "override_config*")  # keys of a single teacher
 

@@ -12,10 +12,12 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from rlctl.data_prep.message_parts import ASSISTANT
+from rlctl.episodes import Message
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import REWARD_MODEL
 from rlctl.runtime.batch import Rollouts, Scores
+from rlctl.runtime.batch.clock import timed
 from rlctl.runtime.batch.image_processor import Images
 from rlctl.runtime.batch.roles import Reward, RewardModel
 from rlctl.runtime.data.conversations import Conversations
@@ -23,8 +25,6 @@ from rlctl.runtime.data.tokenizer import Chat, with_response
 from rlctl.runtime.model.reward_model import MEAN, STD
 from rlctl.runtime.rewards.role import RULE, RuleReward, check_failed_share
 from rlctl.storage import local
-from rlctl.tracking.clock import timed
-from rlctl.tracking.episodes import Message
 
 LOG = logging.getLogger(__name__)
 

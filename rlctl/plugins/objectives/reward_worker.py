@@ -11,6 +11,7 @@ from rlctl.recipes.role_table import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Loss, ScoreLoss
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.batch.budget import Budget
+from rlctl.runtime.batch.metrics import Metrics
 from rlctl.runtime.batch.roles import RewardLearner, RewardModel
 from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.adapter_names import adapt
@@ -23,7 +24,6 @@ from rlctl.runtime.model.tower import freeze_tower
 from rlctl.runtime.workers.base import LearningWorker, ModelWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner
-from rlctl.tracking.metrics import Metrics
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
+from rlctl.runtime.batch.metrics import Metrics
 from rlctl.runtime.batch.roles import Actor
-from rlctl.tracking.metrics import Metrics
 
 if TYPE_CHECKING:
     from rlctl.runtime.algorithms.ppo import PPO

@@ -16,10 +16,10 @@ from rlctl.plugins.result_check import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.lr_schedule import Schedule
 from rlctl.runtime.batch import Experience, Prompts, Rollouts, Scored
+from rlctl.runtime.batch.metrics import Metrics
 from rlctl.runtime.batch.ops import ceil_div
 from rlctl.runtime.batch.roles import Roles
 from rlctl.runtime.model.causal_lm import PolicyOutputs
-from rlctl.tracking.metrics import Metrics
 
 if TYPE_CHECKING:
     from rlctl.data_prep.row_fields import RowField

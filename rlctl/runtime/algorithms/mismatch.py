@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from rlctl.runtime.algorithms.sampled_tokens import PROBS_DIFF, SampledTokens, probs_diff
 from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
+from rlctl.runtime.batch.metrics import Mean, Metrics
 from rlctl.runtime.batch.roles import REFUSED, Actor, Roles
-from rlctl.tracking.metrics import Mean, Metrics
 
 
 class RolloutMismatch(Exception):

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rlctl.runtime.algorithms.policy_losses.base import MAX_LOG_RATIO
 from rlctl.runtime.batch import Rollouts
+from rlctl.runtime.batch.metrics import Max, Mean, Metrics, Min, Std
 from rlctl.runtime.batch.ops import row_mean, row_sum
-from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Std
 
 PROBS_DIFF = "training/rollout_probs_diff_mean"
 

@@ -20,11 +20,11 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import AGGREGATION_KEYS, PPO_KEYS, Loss, Needs, Stateless
 from rlctl.runtime.algorithms.lr_schedule import Schedule
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
+from rlctl.runtime.batch.metrics import Mean, Metrics, merge
 from rlctl.runtime.batch.ops import masked_sum
 from rlctl.runtime.batch.roles import Roles
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.causal_lm import PolicyOutputs
-from rlctl.tracking.metrics import Mean, Metrics, merge
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
+from rlctl.runtime.batch.metrics import Max, Mean, Metrics, Min, Sum
 from rlctl.runtime.batch.ops import first_rows, group_stats
-from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Sum
 
 
 def spread(name: str, values: Tensor) -> Metrics:

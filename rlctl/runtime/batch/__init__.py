@@ -22,7 +22,7 @@ from rlctl.runtime.batch.ragged import Packed
 from rlctl.runtime.batch.ragged import Ragged as Ragged
 
 if TYPE_CHECKING:
-    from rlctl.tracking.episodes import Episode
+    from rlctl.episodes import Episode
 
 B = TypeVar("B", bound="Batch")
 N = TypeVar("N", bound="Batch")

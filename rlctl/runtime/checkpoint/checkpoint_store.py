@@ -20,10 +20,10 @@ from typing import Any, Self
 
 from rlctl.errors import ConfigError
 from rlctl.files import by_step, put_in_place, read_record, step_name
+from rlctl.json_values import finite
 from rlctl.recipes import schema
 from rlctl.runs.provenance import installed_versions
 from rlctl.runtime.workers.background import PARTS, WRITING, begin_writing
-from rlctl.tracking.jsonl import finite
 
 MANIFEST = "manifest.json"
 STATE = "state.json"

@@ -17,6 +17,7 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
+from rlctl import remote_files as storage
 from rlctl.errors import ConflictError, RlctlError
 from rlctl.files import by_step, step_name, step_of
 from rlctl.recipes import schema
@@ -31,7 +32,6 @@ from rlctl.runtime.checkpoint.checkpoint_store import (
     metrics_at,
     metrics_in,
 )
-from rlctl.storage import remote as storage
 
 LOG = logging.getLogger(__name__)
 

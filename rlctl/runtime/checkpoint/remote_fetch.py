@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from rlctl import remote_files as storage
 from rlctl.errors import ConflictError, NotFoundError
 from rlctl.files import replacing, step_name
 from rlctl.process import MODES
@@ -16,7 +17,6 @@ from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
 from rlctl.runtime.checkpoint.complete_checkpoints import damage
 from rlctl.runtime.checkpoint.remote_copy import CHECKPOINTS, remote_record, remote_steps
-from rlctl.storage import remote as storage
 
 LOG = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from rlctl.data_prep.images import content_of, digest_of
 from rlctl.data_prep.rows import PromptRow
+from rlctl.episodes import Episode
 from rlctl.errors import ConfigError
 from rlctl.files import apply_umask
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.batch.ops import first_rows
-from rlctl.tracking.episodes import Episode
 
 _IMAGES = "other_images"  # by the number of a row
 _PROMPTS = "prompts"  # digests of the rows, by number

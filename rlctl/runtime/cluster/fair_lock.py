@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Lock
 
-from rlctl.tracking.clock import timed
+from rlctl.runtime.batch.clock import timed
 
 
 class FairLock:

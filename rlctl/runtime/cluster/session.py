@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 
+from rlctl.cores import OPENMP_WAIT, SPIN_COUNT
 from rlctl.debugging import debug_variables, post_mortem
 from rlctl.errors import Terminated
 from rlctl.recipes import schema
-from rlctl.runtime import OPENMP_WAIT, SPIN_COUNT
 from rlctl.runtime.cluster import fork_server
 from rlctl.runtime.cluster.daemons import fewer_daemons
 from rlctl.runtime.cluster.health import OnLost, RayHealth

@@ -8,6 +8,7 @@ and in the same order, and the engines only pause between slices.
 from __future__ import annotations
 
 from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.batch.clock import timed
 from rlctl.runtime.generation.on_engines import OnEngines
 from rlctl.runtime.generation.policy_engines import Engines
 from rlctl.runtime.rewards.role import RuleReward
@@ -15,7 +16,6 @@ from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
 from rlctl.runtime.rollout.exchange import complete
 from rlctl.runtime.rollout.requests import Completion
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
-from rlctl.tracking.clock import timed
 
 
 class OverlappedGenerator(OnEngines):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlctl.errors import RlctlError
 from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.batch.clock import timed
 from rlctl.runtime.batch.roles import LostEnginesError, Published
 from rlctl.runtime.cluster.fair_lock import FairLock
 from rlctl.runtime.generation.policy_engines import Engines
@@ -18,7 +19,6 @@ from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import to_rollouts
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.interrupts import INTERRUPTS
-from rlctl.tracking.clock import timed
 
 if TYPE_CHECKING:  # imports Ray
     from rlctl.runtime.cluster.engine_group import EngineGroup

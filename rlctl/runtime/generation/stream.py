@@ -13,12 +13,12 @@ import torch
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.batch.clock import timed
 from rlctl.runtime.generation.on_engines import OnEngines
 from rlctl.runtime.generation.policy_engines import Engines, TurnEngines
 from rlctl.runtime.generation.schedule import OnStates, Schedule
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
-from rlctl.tracking.clock import timed
 
 _CLOSE_S = 5.0  # for the exchange under way: a stopped run must not wait for a hung engine
 

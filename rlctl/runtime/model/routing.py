@@ -23,11 +23,11 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
+from rlctl.runtime.batch.metrics import Mean, Metrics
 from rlctl.runtime.model.attention import TokenAttention
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.mixture import ROUTERS
 from rlctl.runtime.model.padded_rows import has_padded_rows
-from rlctl.tracking.metrics import Mean, Metrics
 
 if TYPE_CHECKING:
     from rlctl.runtime.model.mixers import Mixer

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from rlctl.error_codes import code_of
 from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError
-from rlctl.explain.entries import code_of
 
 _INSTALL = re.compile(r"pip install (?P<wanted>(?:'[^']+'|[\w.-]+)(?: (?:'[^']+'|[\w.-]+))*)")
 _EXTRAS = re.compile(r"'?(?P<package>[\w.-]+)(?:\[(?P<extras>[^]]*)\])?(?P<version>[^']*)'?")

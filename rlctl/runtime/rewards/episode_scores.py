@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlctl.data_prep.rows import PromptRow
+from rlctl.episodes import Episode
 from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.rewards.functions import CallResult
 from rlctl.runtime.rewards.reward_report import RewardReport
-from rlctl.tracking.episodes import Episode
 
 
 def with_episodes(report: RewardReport, rollouts: Rollouts) -> RewardReport:

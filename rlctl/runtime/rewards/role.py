@@ -13,15 +13,15 @@ from transformers import PreTrainedTokenizerBase
 
 from rlctl.errors import RlctlError
 from rlctl.runtime.batch import Prompts, Rollouts, Scores
+from rlctl.runtime.batch.clock import timed
 from rlctl.runtime.batch.roles import Reward
 from rlctl.runtime.rewards.functions import TIMEOUT_HINT, CallResult
 from rlctl.runtime.rewards.reward_pool import RewardPool, Scoring
 from rlctl.runtime.rewards.reward_report import RewardReport, exceeds
 from rlctl.text import plural
-from rlctl.tracking.clock import timed
 
 if TYPE_CHECKING:
-    from rlctl.tracking.episodes import Episode
+    from rlctl.episodes import Episode
 
 LOG = logging.getLogger(__name__)
 

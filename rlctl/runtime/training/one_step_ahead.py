@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.batch import Scored
+from rlctl.runtime.batch.clock import Clock
 from rlctl.runtime.batch.roles import LostEnginesError, Published
 from rlctl.runtime.training.rollout_source import (
     Collected,
@@ -31,7 +32,6 @@ from rlctl.runtime.training.rollout_source import (
     state_of,
 )
 from rlctl.runtime.workers.interrupts import INTERRUPTS
-from rlctl.tracking.clock import Clock
 
 logger = logging.getLogger(__name__)
 

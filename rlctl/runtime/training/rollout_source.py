@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol, Self
 
 from rlctl.runtime.batch import Rollouts, Scored
+from rlctl.runtime.batch.clock import Clock
 from rlctl.runtime.batch.roles import Published, Roles
 from rlctl.runtime.training.collector import Collector
-from rlctl.tracking.clock import Clock
 
 
 @dataclass(frozen=True, eq=False)

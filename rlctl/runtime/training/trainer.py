@@ -21,6 +21,8 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.mismatch import RolloutMismatch
 from rlctl.runtime.batch import Rollouts, Scored
+from rlctl.runtime.batch.clock import Clock
+from rlctl.runtime.batch.metrics import Metrics, to_floats
 from rlctl.runtime.batch.roles import Roles
 from rlctl.runtime.checkpoint.checkpoint_store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.checkpoint.saver import Saver
@@ -40,14 +42,12 @@ from rlctl.runtime.training.stopping import Stopping
 from rlctl.runtime.training.validation import ModelValidation, Validator, first_samples, to_samples
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.rng import rng_state
-from rlctl.tracking.clock import Clock
 from rlctl.tracking.fanout import Trackers
-from rlctl.tracking.metrics import Metrics, to_floats
 
 if TYPE_CHECKING:
     from rlctl.runtime.generation.stream import Stream
-    from rlctl.runtime.rewards.step_failures import StepFailures
     from rlctl.runtime.training.listeners import Listeners
+    from rlctl.runtime.training.step_failures import StepFailures
 
 logger = logging.getLogger(__name__)
 
@@ -375,7 +375,7 @@ class Trainer:
         """Return metrics of failed rewards. Raises RlctlError after too many steps without any."""
         if self.context.reward.first_error is None:
             return {}
-        from rlctl.runtime.rewards.step_failures import StepFailures
+        from rlctl.runtime.training.step_failures import StepFailures
 
         self.failures = self.failures or StepFailures(self.context.reward)
         return self.failures.check(scored, step, self.context.trackers.alarms)

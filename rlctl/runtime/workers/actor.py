@@ -19,6 +19,7 @@ from rlctl.runtime.algorithms.aggregate import with_sizes
 from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss, training_temperature
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.batch.budget import Budget
+from rlctl.runtime.batch.metrics import Metrics
 from rlctl.runtime.batch.roles import Actor, G, Generator, Published, R, Total, Weights
 from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.adapter_names import adapt, without_adapters
@@ -39,7 +40,6 @@ from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.learner import Learner
 from rlctl.runtime.workers.scoring import install_routers, score, with_agreement
-from rlctl.tracking.metrics import Metrics
 
 if TYPE_CHECKING:
     from rlctl.runtime.model.average import Average

@@ -17,10 +17,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from rlctl.json_values import finite
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.batch.stored import fetched
 from rlctl.runtime.model.sharding import full_tensor, reset_gradients
-from rlctl.tracking.jsonl import finite
 
 if TYPE_CHECKING:
     from rlctl.runtime.batch.budget import Budget

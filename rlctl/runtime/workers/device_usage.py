@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PretrainedConfig
 
+from rlctl.runtime.batch.metrics import Max, Mean, Metrics
 from rlctl.runtime.model.costs import Costs
-from rlctl.tracking.metrics import Max, Mean, Metrics
 
 if TYPE_CHECKING:
     from rlctl.runtime.batch import Rollouts

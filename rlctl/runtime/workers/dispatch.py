@@ -21,10 +21,10 @@ from torch import Tensor
 from rlctl.errors import InternalError, UsageError
 from rlctl.runtime.batch import Batch, Prompts, Ragged, Rollouts
 from rlctl.runtime.batch.balance import balance, row_cost
+from rlctl.runtime.batch.clock import timed
+from rlctl.runtime.batch.metrics import merge
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.workers.interrupts import INTERRUPTS
-from rlctl.tracking.clock import timed
-from rlctl.tracking.metrics import merge
 
 _MARK = "__dispatch__"
 # Typical of a small model: weighs linear layers against attention in a row's approximate cost.

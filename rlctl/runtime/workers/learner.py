@@ -24,6 +24,7 @@ from rlctl.runtime.algorithms.sampled_tokens import PROBS_DIFF
 from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.batch.balance import TokenCounts
 from rlctl.runtime.batch.budget import Budget, OomRetry, free_memory, is_oom
+from rlctl.runtime.batch.metrics import Mean, Metrics, Sum, merge
 from rlctl.runtime.batch.roles import REFUSED
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel, PolicyOutputs
 from rlctl.runtime.model.mixture import has_routers
@@ -39,7 +40,6 @@ from rlctl.runtime.workers.micro_batches import count_tokens, pack_rows
 from rlctl.runtime.workers.optimizers import build_optimizer, set_lr
 from rlctl.runtime.workers.passes import Compute, enter_training, in_order, passes
 from rlctl.runtime.workers.rng import rng_state
-from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 if TYPE_CHECKING:
     from rlctl.runtime.model.average import Average

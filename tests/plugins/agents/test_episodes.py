@@ -28,7 +28,6 @@ from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollou
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.generation.policy_engines import ColocatedEngines
 from rlctl.runtime.generation.schedule import OnStates
 from rlctl.runtime.generation.stream import StreamedGenerator

@@ -8,12 +8,12 @@ from itertools import product
 
 import pytest
 
-from rlctl.explain.patterns import alternatives
 from rlctl.plugins.bridges.verl import tables
 from rlctl.plugins.bridges.verl.dialect import Verl
 from rlctl.plugins.bridges.verl.translate import translate
 from rlctl.recipes.compose import base_settings
 from rlctl.recipes.keys import known_key, schema_keys
+from rlctl.recipes.patterns import alternatives
 
 COMPOSE = """
 import sys

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
+from rlctl.episodes import Episode, Message, Use
 from rlctl.plugins.console.report import page as html
 from rlctl.plugins.console.report.content import content
 from rlctl.plugins.console.report.curves import MAX_POINTS, curves
@@ -21,7 +22,6 @@ from rlctl.recipes.layers import Origin
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from rlctl.tracking.episodes import Episode, Message, Use
 from rlctl.tracking.metric_table import MetricTable
 from rlctl.tracking.tracker import Sample
 from tests.browser import chromium, problems_of

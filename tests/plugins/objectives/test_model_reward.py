@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlctl.data_prep.rows import PromptRow
+from rlctl.episodes import Episode, Message
 from rlctl.errors import RlctlError
 from rlctl.plugins.objectives.model_reward import ModelReward, Scale
 from rlctl.recipes.compose import compose
@@ -21,7 +22,6 @@ from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.reward_pool import RewardPool
 from rlctl.runtime.rewards.reward_report import exceeds
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.tracking.episodes import Episode, Message
 from tests.models import write_tiny_model
 
 TURNS = (

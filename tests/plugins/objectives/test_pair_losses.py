@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlctl.episodes import Episode
 from rlctl.errors import ConfigError
 from rlctl.plugins import parse_params
 from rlctl.plugins.objectives.dpo import OnlineDPO, OnlineDPOParams
@@ -23,7 +24,6 @@ from rlctl.runtime.algorithms.policy_filtration import draw_rows
 from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.tracking.episodes import Episode
 from tests.configs import configured
 from tests.models import tiny_model
 from tests.numerics.batches import scored_batch

@@ -18,8 +18,8 @@ from rlctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow
+    from rlctl.episodes import Episode
     from rlctl.plugins.agents.environments.scripted import Parse, Transcript
-    from rlctl.tracking.episodes import Episode
 
 app = typer.Typer()
 

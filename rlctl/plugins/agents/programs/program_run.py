@@ -11,6 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+from rlctl import episodes
 from rlctl.errors import ConfigError
 from rlctl.plugins.agents.environments.environment_pool import EnvironmentFailed, Timeouts
 from rlctl.plugins.agents.environments.program import ENDPOINT
@@ -21,7 +22,6 @@ from rlctl.runtime.rollout.requests import Completion, Request, next_key
 from rlctl.runtime.serving.chat import Message, Turn
 from rlctl.runtime.serving.chat_api import ChatReply, LogProb
 from rlctl.runtime.serving.chat_request import ApiError, ChatRequest, normalized
-from rlctl.tracking import episodes
 
 if TYPE_CHECKING:
     from rlctl.runtime.serving.endpoint import Endpoint

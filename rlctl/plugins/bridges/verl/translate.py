@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rlctl.explain.patterns import alternatives, compiled
 from rlctl.plugins.bridges.verl import tables
 from rlctl.plugins.bridges.verl.tables import Feature, Rule
 from rlctl.recipes.dialects import Kind, Translation
 from rlctl.recipes.keys import without_empty_text
+from rlctl.recipes.patterns import alternatives, compiled
 from rlctl.suggest import written
 
 

@@ -56,8 +56,9 @@ def show(
     if config.data.reader is None:
         hint = "data.reader=chats, or data.custom_cls.path and data.custom_cls.name"
         raise UsageError("settings of `rlctl data show` choose a reader", hint=hint)
-    from rlctl.cli.views.samples import finite, print_row, row_entry
+    from rlctl.cli.views.samples import print_row, row_entry
     from rlctl.data_prep.rows import existing_file
+    from rlctl.json_values import finite
     from rlctl.runtime.data import quickstart
     from rlctl.runtime.data.readers import Source, learned_tokens, load_reader, reader_rows
     from rlctl.runtime.data.tokenizer import tokenizer_of

@@ -20,8 +20,8 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     policy_loss,
     token_means,
 )
+from rlctl.runtime.batch.metrics import Metrics
 from rlctl.runtime.batch.ops import masked_mean
-from rlctl.tracking.metrics import Metrics
 
 
 class ClipCovParams(Params):

@@ -27,7 +27,7 @@ def local(text: str) -> str:
     """
     if not is_url(text):
         return text
-    from rlctl.storage.remote import fetched
+    from rlctl.remote_files import fetched
 
     return fetched(text)
 

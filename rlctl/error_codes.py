@@ -1,20 +1,14 @@
-"""Descriptions of errors and metrics, from the tables `errors.toml` and `metrics.toml`."""
+"""Codes of errors: messages, cause and fix of each, from the table `error_codes.toml`."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from rlctl.errors import RlctlError
-from rlctl.explain.patterns import alternatives
-
-FOLDER = Path(__file__).parent
-_PLACEHOLDER = re.compile(r"<\w+>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,41 +29,16 @@ class ErrorEntry:
     page: str = ""  # of the docs, with more about it
 
 
-@dataclass(frozen=True, slots=True)
-class MetricEntry:
-    """Metrics of one meaning; `name` may have alternatives {a,b} and placeholders <x>."""
-
-    name: str
-    means: str
-    unit: str = ""
-    normal: str = ""
-    advice: str = ""
-
-    def names(self) -> Iterator[str]:
-        """Yield the names without alternatives, placeholders included."""
-        return alternatives(self.name)
-
-
 @cache
 def error_entries() -> dict[str, ErrorEntry]:
     """Return all entries of errors by code."""
+    table = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return {
         code: ErrorEntry(
             code, **{**row, **{name: tuple(row.get(name, ())) for name in ("messages", "given")}}
         )
-        for code, row in read_table("errors").items()
+        for code, row in tomllib.loads(table).items()
     }
-
-
-@cache
-def metric_entries() -> tuple[MetricEntry, ...]:
-    """Return all entries of metrics."""
-    return tuple(MetricEntry(name, **fields) for name, fields in read_table("metrics").items())
-
-
-def read_table(name: str) -> dict[str, Any]:
-    """Return the content of a table of this package."""
-    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def message_pattern(template: str) -> re.Pattern[str]:
@@ -92,13 +61,3 @@ def code_of(message: str, error: RlctlError | type[RlctlError]) -> str:
     if not matches:
         return error.code
     return max(matches)[1]
-
-
-def metric_entry(name: str) -> MetricEntry | None:
-    """Return the first entry of a metric, also for a name with placeholders, or None."""
-    for entry in metric_entries():
-        for pattern in entry.names():
-            literal = (re.escape(part) for part in _PLACEHOLDER.split(pattern))
-            if pattern == name or re.fullmatch(".+".join(literal), name):
-                return entry
-    return None

@@ -6,14 +6,9 @@ import re
 from dataclasses import dataclass, field
 
 from rlctl import plugins
+from rlctl.cli.explain.metric_entries import MetricEntry, metric_entries, metric_entry, read_table
+from rlctl.error_codes import error_entries
 from rlctl.errors import NotFoundError
-from rlctl.explain.entries import (
-    MetricEntry,
-    error_entries,
-    metric_entries,
-    metric_entry,
-    read_table,
-)
 from rlctl.monitoring.rules import RULES
 from rlctl.recipes.dialects import dialects
 from rlctl.recipes.key_reference import KeyRow, key_rows, setting_rows
