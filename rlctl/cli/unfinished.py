@@ -27,12 +27,11 @@ def resume_commands(run: RunDir, name: str) -> list[str]:
     if steps := _store(run).steps():
         is_pending = _pending(run) is not None
         resumed = f"{'with the validation of' if is_pending else 'after'} step {steps[-1]}"
-        parts = _parts(run)
-        if "model" not in parts:
+        if _lacks(run, "model"):
             notice(f"no command resumes the run: step {steps[-1]} is saved without model")
             return []
         loaded = read_settings(run.path).get(_LOAD, ["optimizer"])
-        if "optimizer" in loaded and "optimizer" not in parts:
+        if "optimizer" in loaded and _lacks(run, "optimizer"):
             command += f" {_LOAD}=[model,extra]"
     elif not last:
         return [command]
@@ -69,14 +68,14 @@ def _pending(run: RunDir) -> ControllerState | None:
     return None
 
 
-def _parts(run: RunDir) -> list[str]:
+def _lacks(run: RunDir, part: str) -> bool:
+    """Return True if the newest checkpoint was saved without `part`."""
     from rlctl.runtime.checkpoint.complete_checkpoints import saved_parts
-    from rlctl.runtime.workers.background import PARTS
 
     store = _store(run)
     with suppress(RlctlError):
-        return saved_parts(store.path(store.steps()[-1]))
-    return list(PARTS)
+        return part not in saved_parts(store.path(store.steps()[-1]))
+    return False
 
 
 def _store(run: RunDir) -> CheckpointStore:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from rlctl.data_prep.hub import one_configuration
 from rlctl.errors import NotFoundError
+from rlctl.hub import one_configuration
 
 _ABOUT = {"dataset_info.json", "dataset_dict.json", "state.json"}  # of `save_to_disk`
 

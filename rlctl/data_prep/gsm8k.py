@@ -8,10 +8,10 @@ from typing import Any
 
 from rlctl.data_prep.agent_columns import ToolsParams, with_tools
 from rlctl.data_prep.datasets import dataset, option
-from rlctl.data_prep.hub import hub_answers
 from rlctl.data_prep.records import convert
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import NotFoundError, ResourceError
+from rlctl.hub import hub_answers
 
 DATA_SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'

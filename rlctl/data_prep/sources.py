@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
+from rlctl.redaction import redact
 from rlctl.storage import is_url, local
 
 TRAIN = "train"  # splits of data sets that are named without one
@@ -45,7 +47,31 @@ def data_files(source: str | Path, split: str, suffixes: Collection[str] = _SUFF
 
         return matching_files(path, split, suffixes)
     if _HUB_NAME.fullmatch(name) and folder.suffix.lower() not in suffixes:
-        from rlctl.data_prep.hub import hub_parquet
+        from rlctl.hub import hub_parquet
 
         return hub_parquet(name, wanted, config)
     return [path]
+
+
+def data_hashes(files: Iterable[str], split: str) -> dict[str, str]:
+    """Return the SHA-256 of each file's content, by path or URL without secrets.
+
+    Files of a data set, of `split` if it names none, are named by the data set and their name;
+    those of a pattern, or of one name in several folders, by their path.
+    """
+    hashes = {}
+    for name, path in named_files(files, split):
+        with path.open("rb") as file:
+            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
+
+
+def named_files(files: Iterable[str], split: str) -> Iterator[tuple[str, Path]]:
+    """Yield name and path of each file; see `data_hashes`."""
+    for source in files:
+        paths = data_files(source, split)
+        single = paths == [Path(local(source)).expanduser()]
+        by_path = "*" in source or len({path.name for path in paths}) < len(paths)
+        for path in paths:
+            name = redact(source) if single else f"{source}/{path.name}"
+            yield (str(path) if by_path else name), path

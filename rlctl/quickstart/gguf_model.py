@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rlctl.data_prep.hub import hub_answers, not_downloaded
 from rlctl.errors import ConfigError, ResourceError
 from rlctl.files import apply_umask, free_space, replacing
+from rlctl.hub import hub_answers, not_downloaded
 from rlctl.packages import require
 from rlctl.remote_files import locked
 from rlctl.storage import CACHE_VARIABLE, cache_folder, local

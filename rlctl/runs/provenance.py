@@ -6,13 +6,10 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlctl import __version__
 from rlctl.packages import installed_version
-from rlctl.redaction import redact
-from rlctl.storage import local
 
 PACKAGES = (
     "torch",
@@ -93,29 +90,3 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def data_hashes(files: Iterable[str], split: str) -> dict[str, str]:
-    """Return the SHA-256 of each file's content, by path or URL without secrets.
-
-    Files of a data set, of `split` if it names none, are named by the data set and their name;
-    those of a pattern, or of one name in several folders, by their path.
-    """
-    hashes = {}
-    for name, path in named_files(files, split):
-        with path.open("rb") as file:
-            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return hashes
-
-
-def named_files(files: Iterable[str], split: str) -> Iterator[tuple[str, Path]]:
-    """Yield name and path of each file; see `data_hashes`."""
-    from rlctl.data_prep.sources import data_files
-
-    for source in files:
-        paths = data_files(source, split)
-        single = paths == [Path(local(source)).expanduser()]
-        by_path = "*" in source or len({path.name for path in paths}) < len(paths)
-        for path in paths:
-            name = redact(source) if single else f"{source}/{path.name}"
-            yield (str(path) if by_path else name), path

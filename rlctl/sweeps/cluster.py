@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 
-from rlctl.cores import default_threads, process_resources
+from rlctl.cores import default_threads
 from rlctl.errors import ResourceError
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
-from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.cluster.gpus import cluster_gpus
-from rlctl.runtime.planning.devices import Devices, pool_device, pool_sizes
+from rlctl.runtime.planning.run_resources import num_processes, run_resources
 from rlctl.sweeps.sweep_record import SweepRecord, Trial
 from rlctl.text import format_resources, plural
 
@@ -83,26 +80,3 @@ class RayCluster:
     def environment(self) -> dict[str, str]:
         """Return the variables that place a run on this cluster; its record does not have them."""
         return {"RAY_ADDRESS": self.resources.address()}
-
-
-def run_resources(config: schema.Config) -> dict[str, float]:
-    """Return the Ray resources of one run: the sum of those of its processes."""
-    devices = Devices.from_config(config.trainer, cluster_gpus(config))
-    needs = load_algorithm(config, 1).needs
-    total: dict[str, float] = defaultdict(float)
-    for pool, size in pool_sizes(config, devices, needs).items():
-        device = pool_device(config, devices, needs, pool)
-        one = process_resources(device, config.trainer.placement.device_fraction)
-        for name, amount in one.items():
-            total[name] += size * amount
-    return dict(total)
-
-
-def num_processes(config: schema.Config) -> int:
-    """Return the number of worker processes of one run."""
-    sizes = pool_sizes(
-        config,
-        Devices.from_config(config.trainer, cluster_gpus(config)),
-        load_algorithm(config, 1).needs,
-    )
-    return sum(sizes.values())

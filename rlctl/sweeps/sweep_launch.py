@@ -19,9 +19,10 @@ from rlctl.recipes.search_path import level_of
 from rlctl.runs.naming import fresh_name
 from rlctl.runs.record import now, recorded_end
 from rlctl.runtime.cluster.address import address_of
+from rlctl.runtime.planning.run_resources import num_processes
 from rlctl.suggest import overridden_keys
 from rlctl.sweeps.child import Child
-from rlctl.sweeps.cluster import RayCluster, num_processes
+from rlctl.sweeps.cluster import RayCluster
 from rlctl.sweeps.scheduler import Scheduler, raise_if_none_finished
 from rlctl.sweeps.study import Study
 from rlctl.sweeps.sweep_plan import SweepPlan, config_digest

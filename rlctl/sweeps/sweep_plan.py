@@ -94,8 +94,8 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
         )
     trials = _compose_trials(source, fixed, axes, settings)
     from rlctl.runtime.planning.plan import make_plan
+    from rlctl.runtime.planning.run_resources import run_resources
     from rlctl.runtime.planning.variants import Variants, each_message_once
-    from rlctl.sweeps.cluster import run_resources
 
     with each_message_once():
         plan = make_plan(recipe, inline=False)

@@ -19,7 +19,7 @@ from rlctl.runtime.algorithms.correction import Correction
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
 from rlctl.runtime.batch import Experience, Ragged
-from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.batch.ops import PolicyOutputs
 from tests.configs import configured
 from tests.settings import given
 

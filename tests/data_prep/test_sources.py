@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from rlctl.data_prep import hub
+from rlctl import hub
 from rlctl.data_prep.arithmetic import generate
 from rlctl.data_prep.records import read_records
 from rlctl.data_prep.rows import PromptRow, write_rows
-from rlctl.data_prep.sources import data_files
+from rlctl.data_prep.sources import data_files, data_hashes
 from rlctl.errors import ConfigError, NotFoundError, ResourceError
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
-from rlctl.runs.provenance import data_hashes
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.mixing import Part, mixed_order, quotas
 from rlctl.runtime.data.samplers import random_order, sequential_order

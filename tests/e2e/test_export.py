@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from rlctl.errors import ConfigError, ConflictError
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
-from rlctl.runtime.checkpoint.export import MARKER, export, exported_files
+from rlctl.runtime.export import MARKER, export, exported_files
 from tests.e2e.command import metrics, rlctl, train
 from tests.e2e.conftest import small
 from tests.models import write_tiny_model

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlctl.runs.thumbnails import read_thumbnail
+from rlctl.data_prep.thumbnails import read_thumbnail
 from rlctl.tracking.jsonl import generations_file, read_generations
 from tests.e2e.command import metrics, reproducible, rlctl, train
 from tests.e2e.killed_runs import learned, responses, state

@@ -17,9 +17,9 @@ import pytest
 from rlctl import remote_files as remote
 from rlctl import storage
 from rlctl.__main__ import main
+from rlctl.data_prep.sources import data_hashes
 from rlctl.errors import ConfigError, ConflictError, MissingExtraError, NotFoundError, ResourceError
 from rlctl.runs.events import read_events
-from rlctl.runs.provenance import data_hashes
 from rlctl.runtime.checkpoint.complete_checkpoints import damage
 from tests.e2e.command import metrics, reproducible
 from tests.plugin_folders import is_there

@@ -16,7 +16,7 @@ from rlctl.runtime.algorithms.old_log_probs import OwnPass, PassBefore
 from rlctl.runtime.algorithms.policy_losses.base import PolicyTokens
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience
-from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.batch.ops import PolicyOutputs
 from tests.configs import configured
 from tests.numerics.loss_formulas import CLIP, FORMULAS, Plain
 from tests.plugin_folders import of_plugins

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rlctl.data_prep.sources import data_hashes
 from rlctl.errors import ConfigError, ConflictError, ResourceError, UsageError
 from rlctl.process import relaxed_umask
 from rlctl.recipes.layers import Origin
@@ -224,7 +225,7 @@ def test_data_hashes(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     # FIPS 180-2, appendix B.1
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert provenance.data_hashes([str(tmp_path / "a")], "train") == {str(tmp_path / "a"): expected}
+    assert data_hashes([str(tmp_path / "a")], "train") == {str(tmp_path / "a"): expected}
 
 
 KILLED = """

@@ -29,10 +29,10 @@ from rlctl.recipes.role_table import ACTOR
 from rlctl.runs.labels import Labels
 from rlctl.runs.run import Run, read_run
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.card import MAX_POINTS, model_card
+from rlctl.runtime.card import MAX_POINTS, model_card
 from rlctl.runtime.checkpoint.checkpoint_store import MANIFEST, CheckpointStore
 from rlctl.runtime.checkpoint.complete_checkpoints import policy_folder
-from rlctl.runtime.checkpoint.export import MARKER, export
+from rlctl.runtime.export import MARKER, export
 from tests.ports import free_port
 from tests.recorded import exportable
 from tests.small_disk import small_disk

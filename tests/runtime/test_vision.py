@@ -21,9 +21,9 @@ from torch import Tensor
 from rlctl import api
 from rlctl.data_prep.rows import write_rows
 from rlctl.data_prep.shapes import ShapesParams, shapes
+from rlctl.data_prep.thumbnails import read_thumbnail
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes.compose import compose
-from rlctl.runs.thumbnails import read_thumbnail
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.batch.image_processor import image_token
 from rlctl.runtime.data.conversations import Conversations

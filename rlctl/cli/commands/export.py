@@ -76,7 +76,7 @@ def write_folder(
     card_only: bool = False,
 ) -> dict[str, Any]:
     """Export the run, and return what --json shows."""
-    from rlctl.runtime.checkpoint.export import export  # imports torch
+    from rlctl.runtime.export import export  # imports torch
 
     target = folder.expanduser()
     written = export(run, step, target, lora, force, card_only)

@@ -15,11 +15,11 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import get_session, validate_repo_id
 
-from rlctl.data_prep.hub import TIMEOUT_S, hub_answers
 from rlctl.errors import ConflictError, ResourceError, UsageError
+from rlctl.hub import TIMEOUT_S, hub_answers
 from rlctl.redaction import redact, register
-from rlctl.runtime.checkpoint.card import CARD
-from rlctl.runtime.checkpoint.export import MARKER, exported_files
+from rlctl.runtime.card import CARD
+from rlctl.runtime.export import MARKER, exported_files
 
 _TOKEN_HINT = (
     "create a token with write access, set HF_TOKEN=… or log in with `hf auth login`: "

@@ -29,10 +29,9 @@ from rlctl.runtime.algorithms.base import (
 )
 from rlctl.runtime.batch import Ragged, Rollouts, Scored
 from rlctl.runtime.batch.metrics import Mean, Metrics, merge
-from rlctl.runtime.batch.ops import masked_sum
+from rlctl.runtime.batch.ops import PolicyOutputs, masked_sum
 from rlctl.runtime.batch.roles import Roles
 from rlctl.runtime.data.conversations import text_field
-from rlctl.runtime.model.causal_lm import PolicyOutputs
 
 _SINGLE = ("path", "tokenizer_path", "override_config*")  # keys of a single teacher
 

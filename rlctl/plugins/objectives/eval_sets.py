@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.data_prep.datasets import Dataset, Splits, dataset, option
-from rlctl.data_prep.hub import hub_parquet
 from rlctl.data_prep.record_files import record_files
 from rlctl.data_prep.records import convert
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.skipping import report_skipped
 from rlctl.errors import Problem
+from rlctl.hub import hub_parquet
 from rlctl.plugins import Params
 from rlctl.plugins.objectives.countdown import CountdownParams, draw, prompt_of
 from rlctl.plugins.objectives.ifeval import CHECKS

@@ -29,9 +29,8 @@ from rlctl.runtime.algorithms.base import (
 from rlctl.runtime.algorithms.mismatch import sampled_log_probs
 from rlctl.runtime.batch import Ragged, Rollouts, Scored
 from rlctl.runtime.batch.metrics import Mean, Metrics, Sum, merge
-from rlctl.runtime.batch.ops import group_sum, masked_sum
+from rlctl.runtime.batch.ops import PolicyOutputs, group_sum, masked_sum
 from rlctl.runtime.batch.roles import Roles
-from rlctl.runtime.model.causal_lm import PolicyOutputs
 
 
 class PairParams(Params):

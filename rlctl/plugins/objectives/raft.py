@@ -25,9 +25,8 @@ from rlctl.runtime.algorithms.base import (
 from rlctl.runtime.algorithms.sft import negative_log_likelihood
 from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.batch.metrics import Mean, Metrics, merge
-from rlctl.runtime.batch.ops import first_rows
+from rlctl.runtime.batch.ops import PolicyOutputs, first_rows
 from rlctl.runtime.batch.roles import Roles
-from rlctl.runtime.model.causal_lm import PolicyOutputs
 
 
 class RaftParams(PluginParams):

@@ -17,9 +17,8 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.lr_schedule import Schedule
 from rlctl.runtime.batch import Experience, Prompts, Rollouts, Scored
 from rlctl.runtime.batch.metrics import Metrics
-from rlctl.runtime.batch.ops import ceil_div
+from rlctl.runtime.batch.ops import PolicyOutputs, ceil_div
 from rlctl.runtime.batch.roles import Roles
-from rlctl.runtime.model.causal_lm import PolicyOutputs
 
 if TYPE_CHECKING:
     from rlctl.data_prep.row_fields import RowField

@@ -19,8 +19,8 @@ from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
 from rlctl.runtime.algorithms.stats import entropy_metric
 from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.batch.metrics import Metrics
+from rlctl.runtime.batch.ops import PolicyOutputs
 from rlctl.runtime.batch.roles import Actor, Roles, Total
-from rlctl.runtime.model.causal_lm import PolicyOutputs
 
 
 class PolicyUpdate(Protocol):

@@ -60,10 +60,9 @@ from rlctl.runtime.algorithms.token_rewards import overlong_penalty, penalise_kl
 from rlctl.runtime.algorithms.value_loss import value_loss
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.batch.metrics import Mean, Metrics, Sum, merge
-from rlctl.runtime.batch.ops import lowest_if_missing
+from rlctl.runtime.batch.ops import PolicyOutputs, lowest_if_missing
 from rlctl.runtime.batch.ragged import padded
 from rlctl.runtime.batch.roles import Roles, Total
-from rlctl.runtime.model.causal_lm import PolicyOutputs
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,9 @@ from rlctl.runtime.algorithms.base import AGGREGATION_KEYS, PPO_KEYS, Loss, Need
 from rlctl.runtime.algorithms.lr_schedule import Schedule
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.batch.metrics import Mean, Metrics, merge
-from rlctl.runtime.batch.ops import masked_sum
+from rlctl.runtime.batch.ops import PolicyOutputs, masked_sum
 from rlctl.runtime.batch.roles import Roles
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.model.causal_lm import PolicyOutputs
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,20 @@ _CHUNK_CPU = 2**20
 
 # Replaces log p = −inf of a forbidden token, so that p·log p is 0 instead of NaN.
 LOG_ZERO = -1e4
+
+
+class PolicyOutputs(NamedTuple):
+    """Outputs for T response tokens; None if not requested.
+
+    A tuple, because FSDP of torch before 2.13 finds no tensors in a dataclass, and then does not
+    gather the weights of the outermost module for the backward pass.
+    """
+
+    log_probs: Tensor  # (T,)
+    entropy: Tensor | None  # (T,), nats
+    sum_pi_squared: Tensor | None = None  # (T,): Σ_v π(v)², without a gradient
+    candidates: Tensor | None = None  # (T, K): those of the sequences, or the most probable tokens
+    candidate_log_probs: Tensor | None = None  # (T, K)
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rlctl import quickstart
-from rlctl.data_prep.hub import not_downloaded
 from rlctl.errors import ConfigError, RlctlError
+from rlctl.hub import not_downloaded
 from rlctl.storage import local
 from rlctl.suggest import did_you_mean
 

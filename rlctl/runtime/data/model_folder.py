@@ -67,6 +67,6 @@ def template_of(model: schema.Model) -> str | None:
 
 def is_hub_silent() -> bool:
     """Return True if the hub, which may have a model that is no folder, does not respond."""
-    from rlctl.data_prep.hub import hub_answers
+    from rlctl.hub import hub_answers
 
     return not hub_answers()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,12 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from rlctl.runtime.batch.ops import log_probs_and_entropy, log_probs_of, sum_of_squared_probs
+from rlctl.runtime.batch.ops import (
+    PolicyOutputs,
+    log_probs_and_entropy,
+    log_probs_of,
+    sum_of_squared_probs,
+)
 from rlctl.runtime.model.attention import TokenAttention
 from rlctl.runtime.model.kernels import missing_for_compiler
 from rlctl.runtime.model.padded_rows import PaddedDecoder, decoder_of, has_padded_rows
@@ -30,20 +35,6 @@ if TYPE_CHECKING:
 # Maximum elements of logits in memory (1 GiB in fp32); larger ones are processed in chunks that are
 # recomputed in the backward pass.
 MAX_LOGITS = 2**28
-
-
-class PolicyOutputs(NamedTuple):
-    """Outputs for T response tokens; None if not requested.
-
-    A tuple, because FSDP of torch before 2.13 finds no tensors in a dataclass, and then does not
-    gather the weights of the outermost module for the backward pass.
-    """
-
-    log_probs: Tensor  # (T,)
-    entropy: Tensor | None  # (T,), nats
-    sum_pi_squared: Tensor | None = None  # (T,): Σ_v π(v)², without a gradient
-    candidates: Tensor | None = None  # (T, K): those of the sequences, or the most probable tokens
-    candidate_log_probs: Tensor | None = None  # (T, K)
 
 
 @cache

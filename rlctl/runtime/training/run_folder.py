@@ -17,14 +17,14 @@ import yaml
 from rlctl import plugins
 from rlctl.code_places import plugin_packages
 from rlctl.data_prep.parquet_files import readable_parquet
-from rlctl.data_prep.sources import TRAIN, VALIDATION
+from rlctl.data_prep.sources import TRAIN, VALIDATION, data_hashes, named_files
 from rlctl.files import write_text
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import environment_tags
 from rlctl.recipes.role_table import ROLES
 from rlctl.runs.ownership import Place, is_copy
-from rlctl.runs.provenance import data_hashes, installed_versions, named_files
+from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import Last, recorded_end
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.checkpoint_store import ROWS, CheckpointStore

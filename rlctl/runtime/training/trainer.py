@@ -281,7 +281,7 @@ class Trainer:
             validation = self.context.validator.run(self.roles)
         self.context.trackers.generations(step, validation.samples)
         if validation.images:
-            from rlctl.runs.thumbnails import write_thumbnails
+            from rlctl.data_prep.thumbnails import write_thumbnails
 
             write_thumbnails(self.context.run.path, validation.images)
         return validation.metrics | {"timing_s/testing": time.perf_counter() - begin}

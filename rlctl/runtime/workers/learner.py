@@ -25,8 +25,9 @@ from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.batch.balance import TokenCounts
 from rlctl.runtime.batch.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.batch.metrics import Mean, Metrics, Sum, merge
+from rlctl.runtime.batch.ops import PolicyOutputs
 from rlctl.runtime.batch.roles import REFUSED
-from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel, PolicyOutputs
+from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel
 from rlctl.runtime.model.mixture import has_routers
 from rlctl.runtime.model.phase_offload import PhaseOffload
 from rlctl.runtime.model.rank_info import RankInfo

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from rlctl.__main__ import main
 from rlctl.cli.views import samples as views
+from rlctl.data_prep import thumbnails
 from rlctl.data_prep.rows import PromptRow
+from rlctl.data_prep.thumbnails import MAX_BYTES, read_thumbnail, write_thumbnails
 from rlctl.plugins.console.report.content import MAX_IMAGES, content
 from rlctl.plugins.console.report.page import page as report_page
-from rlctl.runs import thumbnails
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from rlctl.runs.thumbnails import MAX_BYTES, read_thumbnail, write_thumbnails
 from rlctl.tracking.jsonl import generations_file, read_generations
 from tests.browser import chromium, wait_for
 from tests.data_prep.test_images import picture

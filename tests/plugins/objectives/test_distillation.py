@@ -16,9 +16,10 @@ from rlctl.plugins.objectives.distill import Distill, DistillParams, Graded
 from rlctl.runtime.algorithms.references import RoutedReference
 from rlctl.runtime.batch import LogProbs, Ragged, Rollouts, Scored
 from rlctl.runtime.batch.budget import OomRetry
+from rlctl.runtime.batch.ops import PolicyOutputs
 from rlctl.runtime.batch.roles import Reference
 from rlctl.runtime.model import causal_lm
-from rlctl.runtime.model.causal_lm import PolicyModel, PolicyOutputs
+from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.sequences import Sequences
 from tests.configs import configured
 from tests.models import tiny_model

@@ -21,7 +21,7 @@ from rlctl.data_prep.rows import read_rows, write_rows
 from rlctl.errors import RlctlError, UsageError
 from rlctl.recipes.compose import compose
 from rlctl.runs.store import RunStore
-from rlctl.runtime.checkpoint.export import export, rebuild
+from rlctl.runtime.export import export, rebuild
 from rlctl.runtime.planning.plan import make_plan
 from tests.e2e.command import metrics as rows_of
 from tests.models import write_tiny_model

@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler
 
 from rlctl import __version__
 from rlctl.causes import as_rlctl_error
+from rlctl.data_prep.thumbnails import read_thumbnail
 from rlctl.errors import (
     ConflictError,
     NotFoundError,
@@ -30,7 +31,6 @@ from rlctl.plugins.console.report.page import BOARD_SCRIPTS, SCRIPTS, part, plot
 from rlctl.plugins.console.report.page import page as report_page
 from rlctl.plugins.console.token_values import page as tokens
 from rlctl.runs.listing import RunQuery
-from rlctl.runs.thumbnails import read_thumbnail
 
 _STATUS: dict[type[RlctlError], int] = {UsageError: 400, NotFoundError: 404, ConflictError: 409}
 _MAX_BODY = 64 * 1024

@@ -17,7 +17,6 @@ import torch
 from huggingface_hub import constants
 
 from rlctl.causes import as_rlctl_error
-from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import (
     ConfigError,
     MissingExtraError,
@@ -27,6 +26,7 @@ from rlctl.errors import (
     RlctlError,
     raise_problems,
 )
+from rlctl.hub import hub_answers
 from rlctl.plugins.console.lm_eval.task_scores import TaskArguments
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import ACTOR

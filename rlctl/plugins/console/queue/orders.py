@@ -79,7 +79,7 @@ class Line:
     def _devices(self) -> tuple[str, int | None]:
         from rlctl.runtime.cluster.ray_access import address_of
         from rlctl.runtime.planning.devices import Devices
-        from rlctl.sweeps.cluster import run_resources
+        from rlctl.runtime.planning.run_resources import run_resources
 
         trainer = self.config.trainer
         if trainer.nnodes > 1 or (not self.inline and address_of(self.config.ray_kwargs.ray_init)):

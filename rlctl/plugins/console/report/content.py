@@ -13,6 +13,7 @@ from typing import Any
 
 from rlctl import __version__
 from rlctl.data_prep.images import data_url
+from rlctl.data_prep.thumbnails import read_thumbnail
 from rlctl.episodes import Episode, ending, facts, speaker
 from rlctl.files import by_step
 from rlctl.monitoring.run_summary import is_accuracy, percent_or_number
@@ -23,7 +24,6 @@ from rlctl.runs.details import changed_settings, generation_steps
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.listing import overview
 from rlctl.runs.run import Run
-from rlctl.runs.thumbnails import read_thumbnail
 from rlctl.text import count, duration
 from rlctl.tracking.jsonl import generations_file, read_generations
 from rlctl.tracking.metric_table import MetricTable

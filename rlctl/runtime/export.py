@@ -14,7 +14,7 @@ from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceErro
 from rlctl.files import apply_umask, replacing, step_of
 from rlctl.recipes.role_table import ACTOR, REWARD_LEARNER, Role
 from rlctl.runs.run import Run
-from rlctl.runtime.checkpoint.card import CARD, Kind, model_card
+from rlctl.runtime.card import CARD, Kind, model_card
 from rlctl.runtime.checkpoint.checkpoint_store import MANIFEST, CheckpointStore, ControllerState
 from rlctl.runtime.checkpoint.complete_checkpoints import checkpoint_of, damage
 from rlctl.runtime.data import quickstart
