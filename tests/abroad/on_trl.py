@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.runtime.sandbox.user_code import load_named
+from rlctl.plugins.user_code import load_named
 from tests.abroad.training import AGENT, NUM_EPISODES, train
 from tests.e2e.command import rlctl
 from tests.plugins.agents.environments.episodes import play_here

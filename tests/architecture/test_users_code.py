@@ -71,8 +71,8 @@ PLACES = {
     "runtime/rollout/shared_engine.py:check": "engines",
     "runtime/rollout/shared_engine.py:from_spec": "engines",
     "runtime/rollout/vllm_engine/classes.py:import_without_torchvision": None,
-    "runtime/sandbox/user_code.py:load_named": "rewards",
-    "runtime/sandbox/user_code.py:import_file": "rewards",
+    "plugins/user_code.py:load_named": "rewards",
+    "plugins/user_code.py:import_file": "rewards",
     "runtime/workers/actor.py:_startup_phases": "engines",
     "plugins/objectives/judge_worker.py:__init__": "engines",
     "runtime/workers/optimizers.py:_class_of": None,
@@ -104,7 +104,7 @@ def test_each_kind_of_users_code_is_tried() -> None:
 
 def _loaders(tree: ast.Module) -> set[str]:
     """Return the names of functions in the module that import code by name."""
-    modules = ("rlctl.plugins", "rlctl.runtime.sandbox.user_code", "importlib")
+    modules = ("rlctl.plugins", "rlctl.plugins.user_code", "importlib")
     names = {
         alias.name
         for statement in ast.walk(tree)

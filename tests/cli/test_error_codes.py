@@ -17,9 +17,9 @@ from rlctl.__main__ import main
 from rlctl.cli.json_errors import error_document
 from rlctl.error_codes import code_of, error_entries, message_pattern
 from rlctl.errors import ConfigError, RlctlError
+from rlctl.plugins.user_code import load_named
 from rlctl.runs.record import failure_of
 from rlctl.runtime.sandbox.messages import error_from_json, error_to_json
-from rlctl.runtime.sandbox.user_code import load_named
 from tests.architecture.source import FILES, ROOT
 from tests.plugin_folders import FOLDERS
 

@@ -16,9 +16,9 @@ import pytest
 
 from rlctl import plugins
 from rlctl.errors import ConfigError, RlctlError
+from rlctl.plugins.user_code import load_named
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.loading import load_reward
-from rlctl.runtime.sandbox.user_code import load_named
 from tests.e2e.command import rlctl
 from tests.plugin_folders import in_this_tree, marks_of
 from tests.recorded import called

@@ -26,11 +26,11 @@ from rlctl.plugins.bridges.http_engine import (
     own_url,
 )
 from rlctl.plugins.bridges.sglang_server import SGLangServer
+from rlctl.plugins.user_code import check_interpreter
 from rlctl.recipes import schema
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
-from rlctl.runtime.sandbox.user_code import check_interpreter
 
 LOG = logging.getLogger(__name__)
 

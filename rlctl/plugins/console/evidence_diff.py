@@ -148,8 +148,8 @@ def _without_effect(run: Run, keys: Collection[str]) -> set[str]:
 
     None if it is another's that names code, if its file is damaged, or if its code fails.
     """
+    from rlctl.plugins.user_code import report_errors
     from rlctl.runtime.build import load_algorithm  # takes seconds
-    from rlctl.runtime.sandbox.user_code import report_errors
 
     settings = read_settings(run.path)
     given = {key: [Origin(settings[key], "", 3)] for key in keys if key in settings}

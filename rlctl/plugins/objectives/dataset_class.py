@@ -13,8 +13,8 @@ from rlctl.data_prep.records import value_at
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.plugins import Params, declare
+from rlctl.plugins.user_code import load_named
 from rlctl.runtime.data.readers import Source
-from rlctl.runtime.sandbox.user_code import load_named
 
 
 class DatasetClassParams(Params):

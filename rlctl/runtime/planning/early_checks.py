@@ -63,7 +63,7 @@ def check_early(recipe: Recipe, has_name: bool = False) -> None:
     rewards = [name.rpartition(":")[0] for name in config.reward.functions or ()]
     for path in (*rewards, config.reward.custom_reward_function.path or ""):
         if path.endswith(".py"):
-            from rlctl.runtime.sandbox.user_code import check_file
+            from rlctl.plugins.user_code import check_file
 
             errors.run(check_file, Path(path).expanduser(), "the reward file does not exist")
     errors.raise_all()

@@ -31,7 +31,7 @@ def find_reward(given: str) -> RewardFunction:
             hint=f"{given}:compute_score",
         )
     if is_user_code(given):
-        from rlctl.runtime.sandbox.user_code import load_named
+        from rlctl.plugins.user_code import load_named
 
         function = load_named("rewards", given, "reward")
     else:
@@ -57,7 +57,7 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
-        from rlctl.runtime.sandbox.user_code import line_of
+        from rlctl.plugins.user_code import line_of
 
         raise ConfigError(
             f"reward function {spec.function!r} cannot be called: {error}",
@@ -98,7 +98,7 @@ def _build(spec: RewardSpec, call: Callable[..., T], *arguments: Any) -> T:
     except RlctlError:
         raise
     except (Exception, SystemExit) as error:
-        from rlctl.runtime.sandbox.user_code import error_in_code
+        from rlctl.plugins.user_code import error_in_code
 
         failure = f"the reward {spec.function!r} cannot be built"
         raise error_in_code(failure, error, spec.function, code="E-REWARD-CODE") from error

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rlctl.errors import ConfigError
+from rlctl.plugins.user_code import user_line
 from rlctl.redaction import restore
 from rlctl.runtime.rewards import functions
 from rlctl.runtime.rewards.functions import (
@@ -32,7 +33,6 @@ from rlctl.runtime.rewards.functions import (
 from rlctl.runtime.rewards.loading import load_reward
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.sandbox.process_limits import limit_cpu
-from rlctl.runtime.sandbox.user_code import user_line
 
 if TYPE_CHECKING:
     from rlctl.runtime.rewards.async_calls import AsyncCalls

@@ -31,10 +31,10 @@ from rlctl.plugins.console.commands import new
 from rlctl.plugins.console.project import model_trial
 from rlctl.plugins.console.project.model_trial import run_trial
 from rlctl.plugins.console.project.project_files import Schedule, reward_source
+from rlctl.plugins.user_code import import_file
 from rlctl.quickstart import VISION
 from rlctl.recipes.compose import compose
 from rlctl.runtime import evaluate as evaluate_module
-from rlctl.runtime.sandbox.user_code import import_file
 from rlctl.tracking.tracker import Sample
 
 RECORDS = [

@@ -51,7 +51,7 @@ def show(name: Name, settings: Settings = None, as_json: Json = False) -> None:
     from rlctl.cli.views.samples import print_environment
     from rlctl.plugins.agents.environments.environment_loading import find_environment
     from rlctl.plugins.agents.environments.toolset import KIND as TOOLS
-    from rlctl.runtime.sandbox.user_code import load_named
+    from rlctl.plugins.user_code import load_named
 
     is_tool = _is_tool(name)
     if is_tool:
@@ -97,7 +97,7 @@ def _is_tool(name: str) -> bool:
     from rlctl.plugins.agents.environments.function_tools import is_marked
     from rlctl.plugins.agents.environments.skyrl import provide_skyrl
     from rlctl.plugins.agents.environments.toolset import KIND as TOOLS
-    from rlctl.runtime.sandbox.user_code import load_named
+    from rlctl.plugins.user_code import load_named
 
     if ":" not in name:
         return name in plugins.names(TOOLS) and name not in plugins.names(KIND)

@@ -16,8 +16,8 @@ from rlctl.plugins.agents.environments.protocol import (
     checked_score,
     step_to_json,
 )
+from rlctl.plugins.user_code import report_errors
 from rlctl.runtime.sandbox import calls
-from rlctl.runtime.sandbox.user_code import report_errors
 from rlctl.runtime.serving.chat import ToolSchema, Turn
 
 

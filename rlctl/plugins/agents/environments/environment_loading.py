@@ -13,8 +13,8 @@ from rlctl.errors import ConfigError
 from rlctl.plugins.agents.environments.protocol import Environment
 from rlctl.plugins.agents.environments.skyrl import SkyRLEnvironment, provide_skyrl
 from rlctl.plugins.agents.environments.trl import TRLEnvironment
+from rlctl.plugins.user_code import load_named, report_errors
 from rlctl.runtime.sandbox.async_functions import is_async
-from rlctl.runtime.sandbox.user_code import load_named, report_errors
 
 KIND = "environments"
 PARAMS_KEY = "actor_rollout_ref.rollout.agent.params"

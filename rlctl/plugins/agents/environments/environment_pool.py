@@ -21,11 +21,11 @@ from rlctl.errors import RlctlError
 from rlctl.plugins.agents.environments.environment_host import EnvironmentHost
 from rlctl.plugins.agents.environments.program import ProgramEnvironment
 from rlctl.plugins.agents.environments.protocol import Row, Step, step_from_json
+from rlctl.plugins.user_code import check_interpreter
 from rlctl.recipes import schema
 from rlctl.runtime.sandbox import worker_process
 from rlctl.runtime.sandbox.calls import CLOSE_S
 from rlctl.runtime.sandbox.interruptions import is_stopped
-from rlctl.runtime.sandbox.user_code import check_interpreter
 from rlctl.runtime.sandbox.worker_pool import WorkerPool
 from rlctl.runtime.sandbox.worker_process import RequestFailed, Worker, WorkerLost
 from rlctl.runtime.sandbox.worker_settings import Limits, WorkerSettings

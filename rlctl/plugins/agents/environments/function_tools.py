@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 
 from rlctl.errors import ConfigError
 from rlctl.plugins.agents.environments.tool import StatelessTool, ToolResult, result_of_value
+from rlctl.plugins.user_code import import_file, line_of
 from rlctl.runtime.sandbox.calls import call
-from rlctl.runtime.sandbox.user_code import import_file, line_of
 from rlctl.runtime.serving.chat import ToolSchema, to_schema
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -19,9 +19,9 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.network import is_loopback
 from rlctl.packages import require
 from rlctl.plugins.agents.environments.tool import StatelessTool, Tool, ToolResult
+from rlctl.plugins.user_code import check_file
 from rlctl.runtime.sandbox.calls import call_limit, limited
 from rlctl.runtime.sandbox.messages import error_text
-from rlctl.runtime.sandbox.user_code import check_file
 from rlctl.runtime.serving.chat import to_schema
 
 _HINT = '{"mcpServers": {"name": {"command": "...", "args": []}}}, or {"url": "..."} for the server'

@@ -15,9 +15,9 @@ from rlctl import plugins
 from rlctl.errors import ConfigError
 from rlctl.packages import require
 from rlctl.plugins.agents.environments.protocol import Row, Step
+from rlctl.plugins.user_code import load_named
 from rlctl.runtime.sandbox.async_functions import is_async
 from rlctl.runtime.sandbox.calls import call
-from rlctl.runtime.sandbox.user_code import load_named
 from rlctl.runtime.serving.chat import ToolSchema, Turn
 
 PARAMS_KEY = "actor_rollout_ref.rollout.agent.params"

@@ -17,8 +17,8 @@ from rlctl import plugins
 from rlctl.data_prep.records import read_records
 from rlctl.errors import ConfigError
 from rlctl.plugins.agents.environments.tool import StatelessTool, ToolResult
+from rlctl.plugins.user_code import check_file
 from rlctl.runtime.sandbox.calls import call
-from rlctl.runtime.sandbox.user_code import check_file
 from rlctl.runtime.serving.chat import to_schema
 
 _WORD = re.compile(r"\w+")

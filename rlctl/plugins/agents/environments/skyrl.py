@@ -19,8 +19,8 @@ from rlctl import plugins
 from rlctl.errors import MissingExtraError
 from rlctl.plugins.agents.environments.protocol import Row, Step
 from rlctl.plugins.agents.environments.stand_ins import provide
+from rlctl.plugins.user_code import load_named
 from rlctl.runtime.sandbox.calls import call
-from rlctl.runtime.sandbox.user_code import load_named
 from rlctl.runtime.serving.chat import Message, ToolSchema, Turn
 
 

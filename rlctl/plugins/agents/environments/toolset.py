@@ -13,7 +13,7 @@ from rlctl.plugins.agents.environments.function_tools import FunctionTool, tools
 from rlctl.plugins.agents.environments.mcp_tools import tools_of_servers
 from rlctl.plugins.agents.environments.tool import Tool, argument_checker, name_of
 from rlctl.plugins.agents.environments.verl.tools import tools_of_config
-from rlctl.runtime.sandbox.user_code import load_named
+from rlctl.plugins.user_code import load_named
 
 KIND = "tools"
 

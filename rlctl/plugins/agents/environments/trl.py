@@ -20,8 +20,8 @@ from rlctl.plugins.agents.environments.protocol import Row, Step
 from rlctl.plugins.agents.environments.tool import EpisodeInfo, accepted
 from rlctl.plugins.agents.environments.tool_calls import CallParams, ToolCalls
 from rlctl.plugins.agents.environments.toolset import tool_set
+from rlctl.plugins.user_code import load_named
 from rlctl.runtime.sandbox.calls import call
-from rlctl.runtime.sandbox.user_code import load_named
 from rlctl.runtime.serving.chat import ToolSchema, Turn
 
 _KIND = "environments"

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rlctl.errors import ConfigError
 from rlctl.plugins.agents.environments.stand_ins import provide
-from rlctl.runtime.sandbox.user_code import report_errors
+from rlctl.plugins.user_code import report_errors
 
 
 class _Open(BaseModel):

@@ -19,8 +19,8 @@ from rlctl.plugins.agents.environments.mcp_tools import tools_of_servers
 from rlctl.plugins.agents.environments.protocol import Step, checked_number
 from rlctl.plugins.agents.environments.tool import EpisodeInfo, Tool, ToolResult, accepted, as_text
 from rlctl.plugins.agents.environments.verl.base_classes import OpenAIFunctionToolSchema, load_class
+from rlctl.plugins.user_code import check_file, report_errors
 from rlctl.runtime.sandbox.calls import call
-from rlctl.runtime.sandbox.user_code import check_file, report_errors
 from rlctl.runtime.serving.chat import Message, ToolSchema
 
 _MCP = "mcp"  # `config.type` of servers whose tools are used

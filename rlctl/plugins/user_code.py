@@ -17,7 +17,7 @@ from typing import Any
 from rlctl import plugins
 from rlctl.errors import ConfigError, RlctlError
 
-_PACKAGE = str(Path(__file__).parents[2])  # the folder of rlctl
+_PACKAGE = str(Path(__file__).parents[1])  # the folder of rlctl
 
 
 def check_interpreter(python: str, where: str) -> None:
