@@ -8,8 +8,9 @@ import inspect
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,6 +90,21 @@ def import_file(path: Path, noun: str) -> ModuleType:
             code=_code(noun),
         ) from error
     return module
+
+
+def module_file(module: str) -> Path | None:
+    """Return the source file of a module, or None if it has none. Imports nothing."""
+    spec: ModuleSpec | None = None
+    folders: Sequence[str] | None = None
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        name = ".".join(parts[:end])
+        specs = (finder.find_spec(name, folders, None) for finder in sys.meta_path)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None:
+            return None
+        folders = spec.submodule_search_locations or ()
+    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
 
 
 def member(module: ModuleType, name: str, noun: str) -> Any:

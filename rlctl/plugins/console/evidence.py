@@ -21,10 +21,10 @@ from typing import Any
 
 from rlctl.code_places import is_users_file, plugin_packages
 from rlctl.files import open_record, write_text
+from rlctl.plugins.user_code import module_file
 from rlctl.recipes.layers import leaves
 from rlctl.redaction import redact
 from rlctl.runs.provenance import uncommitted_changes
-from rlctl.runtime.rewards.specs import module_file
 
 LOG = logging.getLogger(__name__)
 

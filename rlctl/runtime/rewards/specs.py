@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from rlctl import plugins
@@ -156,6 +154,8 @@ def code_hashes(reward: schema.Reward) -> dict[str, str]:
     The keys are paths and modules as given. Leaves out functions that are not in a file: loading
     reports them.
     """
+    from rlctl.plugins.user_code import module_file
+
     custom = reward.custom_reward_function
     functions = [f"{custom.path}:"] if custom.path is not None else reward.functions or ()
     hashes: dict[str, str] = {}
@@ -164,18 +164,3 @@ def code_hashes(reward: schema.Reward) -> dict[str, str]:
         if path is not None and path.is_file():
             hashes[code] = hashlib.sha256(path.read_bytes()).hexdigest()
     return hashes
-
-
-def module_file(module: str) -> Path | None:
-    """Return the source file of a module, or None if it has none. Imports nothing."""
-    spec: ModuleSpec | None = None
-    folders: Sequence[str] | None = None
-    parts = module.split(".")
-    for end in range(1, len(parts) + 1):
-        name = ".".join(parts[:end])
-        specs = (finder.find_spec(name, folders, None) for finder in sys.meta_path)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is None:
-            return None
-        folders = spec.submodule_search_locations or ()
-    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
