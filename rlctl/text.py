@@ -52,14 +52,6 @@ def size(num_bytes: int) -> str:
     return f"{value:.1f} {units[0]}"
 
 
-def ago(seconds: float) -> str:
-    """Format an age in one unit: just now, 5 min ago, 3 h ago, 2 days ago."""
-    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size or (seconds >= size and unit != "days"):
-            return f"{int(seconds // size)} {unit} ago"
-    return "just now"
-
-
 def count(number: float) -> str:
     """Format a count with three digits and a unit: 950, 12.3k, 4.56M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from rlctl.cli.startup import print_summary
+from rlctl.cli.views.runs import ago
 from rlctl.monitoring.live_panel import LivePanel
 from rlctl.monitoring.run_summary import RunSummary, percent_or_number, validation_metric
-from rlctl.text import ago, count, duration, sparkline
+from rlctl.text import count, duration, sparkline
 
 ACC, REWARD = "val-core/openai/gsm8k/acc/mean@1", "val-core/openai/gsm8k/reward/mean@1"
 

@@ -19,7 +19,7 @@ from rlctl.runs.listing import RunPage, RunQuery
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 from rlctl.terminal import visible
-from rlctl.text import ago, duration, size
+from rlctl.text import duration, size
 
 COLOURS = {
     "starting": "cyan",
@@ -50,6 +50,14 @@ SHOWN_METRICS = (
     "agent/turns/mean",
     "agent/tool_tokens_share",
 )
+
+
+def ago(seconds: float) -> str:
+    """Format an age in one unit: just now, 5 min ago, 3 h ago, 2 days ago."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length or (seconds >= length and unit != "days"):
+            return f"{int(seconds // length)} {unit} ago"
+    return "just now"
 
 
 def print_runs(page: RunPage, root: Path) -> None:
