@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# Variables of OpenMP's idle threads.
 OPENMP_WAIT = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # the first overrides the second
 SPIN_COUNT = "3000"  # docs/decisions.md has the reason
 

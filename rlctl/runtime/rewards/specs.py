@@ -154,12 +154,12 @@ def code_hashes(reward: schema.Reward) -> dict[str, str]:
     The keys are paths and modules as given. Leaves out functions that are not in a file: loading
     reports them.
     """
-    from rlctl.plugins.user_code import module_file
-
     custom = reward.custom_reward_function
     functions = [f"{custom.path}:"] if custom.path is not None else reward.functions or ()
     hashes: dict[str, str] = {}
     for code in (function.rpartition(":")[0] for function in functions if is_user_code(function)):
+        from rlctl.plugins.user_code import module_file
+
         path = Path(code).expanduser() if code.endswith(".py") else module_file(code)
         if path is not None and path.is_file():
             hashes[code] = hashlib.sha256(path.read_bytes()).hexdigest()
