@@ -135,14 +135,16 @@ E-CHECKPOINT-DAMAGED runtime/checkpoint runtime/workers
 E-DATA-COLUMN data_prep
 E-DATA-FILE data_prep
 E-DEVICES runtime/cluster runtime/planning sweeps
-E-DISK causes.py runtime/checkpoint runtime/planning storage write_errors.py
+E-DISK causes.py remote_files.py runtime/checkpoint runtime/export.py runtime/planning
+  write_errors.py
 E-DRIFT runtime/training
 E-ENGINE-INSTALL runtime/rollout/vllm_engine
 E-ENGINE-SETTING plugins/bridges runtime/rollout
-E-EXISTS cli/commands runs runtime/checkpoint plugins/bridges plugins/console sweeps
+E-EXISTS cli/commands runs runtime/checkpoint runtime/export.py plugins/bridges plugins/console
+  sweeps
 E-FOLDER-GONE runs
 E-GROUPS plugins/objectives runtime/algorithms
-E-HUB data_prep plugins/console runtime/checkpoint
+E-HUB data_prep hub.py plugins/console runtime/checkpoint
 E-HUB-PUSH plugins/console
 E-IN-USE plugins/console runs sweeps
 E-JUDGE runtime/planning runtime/rollout
@@ -152,7 +154,7 @@ E-MISMATCH runtime/rollout runtime/training
 E-MODEL-FOLDER quickstart runtime/data runtime/model runtime/planning
 E-MODEL-MEMORY runtime/planning
 E-NO-CHECKPOINT runtime
-E-NO-DATA-SET data_prep storage
+E-NO-DATA-SET data_prep hub.py remote_files.py
 E-NO-RUN plugins/console cli runs runtime/checkpoint
 E-NO-SCORER runtime/rewards
 E-NOT-FINITE runtime/training
@@ -168,18 +170,18 @@ E-RECIPE recipes
 E-REMOTE-CODE runtime/data
 E-REWARD-CODE runtime/rewards
 E-REWARD-COMPONENT plugins/objectives runtime/algorithms runtime/planning runtime/training
-E-REWARD-ERROR cli plugins/agents runtime/rewards
+E-REWARD-ERROR cli plugins/agents runtime/rewards runtime/training
 E-REWARD-FAILS cli runtime/planning
 E-SEARCH-SPACE recipes sweeps
 E-SECRET plugins/console recipes runs sweeps
 E-SERVER-START plugins/bridges runtime/rollout runtime/sandbox tracking
-E-STORAGE storage
+E-STORAGE remote_files.py
 E-TOKENIZER plugins/agents plugins/objectives runtime/data runtime/planning
 E-TOOLS data_prep plugins/agents
 E-TRACKER plugins/bridges tracking
 E-TRUST runs
 E-UNKNOWN-KEY plugins recipes
-E-URL storage
+E-URL remote_files.py
 E-WORKER-LOST runtime/cluster runtime/training
 E-WRONG-VALUE plugins recipes runtime/algorithms
 """
