@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from docs.keys import keys
-from rlctl.explain.entries import error_entries, metric_entries
-from rlctl.explain.lookup import library_options
+from rlctl.cli.explain.lookup import library_options
+from rlctl.cli.explain.metric_entries import metric_entries
+from rlctl.error_codes import error_entries
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

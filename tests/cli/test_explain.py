@@ -17,8 +17,6 @@ from rlctl.cli.explain.lookup import LIBRARIES, explain, known_names, library_op
 from rlctl.cli.explain.metric_entries import metric_entry
 from rlctl.error_codes import code_of, error_entries, message_pattern
 from rlctl.errors import ConfigError, DeviceMemoryError, NotFoundError, RlctlError
-from rlctl.explain.entries import code_of, error_entries, message_pattern, metric_entry
-from rlctl.explain.lookup import LIBRARIES, explain, known_names, library_options
 from rlctl.recipes.keys import schema_keys
 from tests.architecture.source import FILES
 from tests.plugin_folders import FOLDERS, is_there

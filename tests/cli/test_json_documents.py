@@ -18,7 +18,7 @@ import jsonschema
 import pytest
 
 from rlctl.data_prep.rows import PromptRow, write_rows
-from rlctl.runs.process import DriverProcess
+from rlctl.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.sweep_record import Outcome, SweepDir, SweepRecord, Trial, TrialTable
 from tests.cli.json_schemas import ERROR, EXAMPLES

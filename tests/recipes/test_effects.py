@@ -23,7 +23,7 @@ from rlctl.recipes.unused_keys import unused_keys
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import LogProbs, Ragged, Scored
-from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.batch.ops import PolicyOutputs
 from tests.plugin_folders import is_there
 
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
