@@ -28,7 +28,7 @@ from docs.generate import MODELS as DOCUMENTED
 from docs.generate import write_model
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import ops
+from rlctl.runtime.base import ops
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model import device_mesh, sharding
 from rlctl.runtime.model.activations import save_activation_memory

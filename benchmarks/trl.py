@@ -33,11 +33,11 @@ from benchmarks.results import record
 from benchmarks.rollout import RowLimits
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Scored
-from rlctl.runtime.batch.roles import Roles
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.launch import open_pools
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.rewards.gsm8k import score
+from rlctl.runtime.roles import Roles
 from rlctl.runtime.rollout.engine import Responses, RolloutEngine, SamplingParams
 from rlctl.runtime.workers.actor import ActorWorker
 

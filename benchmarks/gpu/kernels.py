@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.gpu.machine import peak_memory_gib, reset_peak_memory, seconds
 from benchmarks.gpu.recorder import Recorder, Settings
-from rlctl.runtime.batch.ops import log_probs_from_logits
+from rlctl.runtime.base.ops import log_probs_from_logits
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.kernels import Reach
 

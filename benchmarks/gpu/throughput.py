@@ -25,7 +25,7 @@ from benchmarks.gpu.work import (
     release,
 )
 from benchmarks.memory import PEAK_METRIC
-from rlctl.runtime.batch.metrics import Metrics, to_floats
+from rlctl.runtime.base.metrics import Metrics, to_floats
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.model.costs import Costs
 from rlctl.runtime.workers.actor import ActorWorker

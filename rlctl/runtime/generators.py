@@ -14,10 +14,10 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.batch.roles import Generator, Roles
 from rlctl.runtime.generation.policy_engines import Engines
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rewards.role import RuleReward
+from rlctl.runtime.roles import Generator, Roles
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 
 if TYPE_CHECKING:

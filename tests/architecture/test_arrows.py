@@ -8,7 +8,7 @@ from tests.architecture.source import FILES, ROOT
 
 # Arrows between packages of the core, `rlctl.plugins` itself included, and from folders of plug-ins
 # to the core. The modules directly in `rlctl` are one package.
-MOST_ARROWS = {"core": 168, "plug-ins": 61}
+MOST_ARROWS = {"core": 188, "plug-ins": 65}
 
 Arrow = tuple[str, str]
 IMPORT = re.compile(

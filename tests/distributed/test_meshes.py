@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlctl.runtime.batch.ops import sum_of_squared_probs
+from rlctl.runtime.base.ops import sum_of_squared_probs
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.rank_info import RankInfo

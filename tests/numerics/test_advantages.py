@@ -18,7 +18,7 @@ from rlctl.runtime.algorithms.advantages.base import (
     load_estimator,
 )
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch.ops import lowest_if_missing
+from rlctl.runtime.base.ops import lowest_if_missing
 from tests.numerics.advantage_loops import LOOPS, SETTINGS, Table, gae_sums
 from tests.numerics.batches import golden_rows, random_rows
 from tests.plugin_folders import is_there, of_plugins

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlctl.runtime.batch.balance import TokenCounts, balance, micro_batches, row_cost
+from rlctl.runtime.base.balance import TokenCounts, balance, micro_batches, row_cost
 
 
 @settings(max_examples=40, deadline=None)

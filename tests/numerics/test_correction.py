@@ -19,7 +19,7 @@ from rlctl.runtime.algorithms.rejection import (
     veto_mask,
 )
 from rlctl.runtime.algorithms.sampled_tokens import SampledTokens, mismatch
-from rlctl.runtime.batch.metrics import merge, to_floats
+from rlctl.runtime.base.metrics import merge, to_floats
 
 
 def sampled(log_ratio: list[list[float]], mask: list[list[float]] | None = None) -> SampledTokens:

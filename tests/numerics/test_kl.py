@@ -18,7 +18,7 @@ from rlctl.runtime.algorithms.kl import (
     make_kl_controller,
 )
 from rlctl.runtime.algorithms.value_loss import value_loss
-from rlctl.runtime.batch.metrics import Std, merge
+from rlctl.runtime.base.metrics import Std, merge
 from tests.numerics.batches import golden_rows
 
 REF = [-1.1, -1, -0.5, -3, -4.2, -1.5, -9, -9]

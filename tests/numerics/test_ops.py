@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlctl.runtime.batch import ops
+from rlctl.runtime.base import ops
 from tests.tolerance import assert_as_exact
 
 

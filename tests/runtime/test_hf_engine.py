@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlctl.runtime.batch.budget import OomRetry
+from rlctl.runtime.base.budget import OomRetry
 from rlctl.runtime.model.attention import Packing, use_rlctl_attention
 from rlctl.runtime.rollout import running
 from rlctl.runtime.rollout.decode_check import check_decoding

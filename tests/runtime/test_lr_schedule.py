@@ -18,7 +18,7 @@ from rlctl.runtime.algorithms.lr_schedule import Schedule
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.sft import SFT
 from rlctl.runtime.batch import LogProbs, Rollouts
-from rlctl.runtime.batch.roles import Roles
+from rlctl.runtime.roles import Roles
 from tests.numerics.batches import scored_batch
 from tests.settings import given
 

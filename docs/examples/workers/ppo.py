@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 
 import rlctl
 from rlctl.quickstart import real_path
-from rlctl.runtime.batch.metrics import to_floats
+from rlctl.runtime.base.metrics import to_floats
 from rlctl.workers import (
     Dispatch,
     ResourcePool,

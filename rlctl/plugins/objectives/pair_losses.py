@@ -27,10 +27,10 @@ from rlctl.runtime.algorithms.base import (
     rows_of_groups,
 )
 from rlctl.runtime.algorithms.mismatch import sampled_log_probs
+from rlctl.runtime.base.metrics import Mean, Metrics, Sum, merge
+from rlctl.runtime.base.ops import PolicyOutputs, group_sum, masked_sum
 from rlctl.runtime.batch import Ragged, Rollouts, Scored
-from rlctl.runtime.batch.metrics import Mean, Metrics, Sum, merge
-from rlctl.runtime.batch.ops import PolicyOutputs, group_sum, masked_sum
-from rlctl.runtime.batch.roles import Roles
+from rlctl.runtime.roles import Roles
 
 
 class PairParams(Params):

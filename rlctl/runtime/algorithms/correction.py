@@ -17,7 +17,7 @@ from torch import Tensor
 from rlctl.errors import ConfigError
 from rlctl.runtime.algorithms.bounds import Bounds, Level
 from rlctl.runtime.algorithms.sampled_tokens import SampledTokens, mismatch
-from rlctl.runtime.batch.metrics import Metrics
+from rlctl.runtime.base.metrics import Metrics
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import RolloutCorrection

@@ -11,8 +11,8 @@ from torch import Tensor
 from rlctl.runtime.algorithms.bounds import Bounds, Level
 from rlctl.runtime.algorithms.policy_losses.base import MAX_LOG_RATIO
 from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
-from rlctl.runtime.batch.metrics import EffectiveSampleSize, Max, Mean, Metrics, Min, Std
-from rlctl.runtime.batch.ops import EPS, row_mean, row_sum
+from rlctl.runtime.base.metrics import EffectiveSampleSize, Max, Mean, Metrics, Min, Std
+from rlctl.runtime.base.ops import EPS, row_mean, row_sum
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch.metrics import Mean, Metrics
+from rlctl.runtime.base.metrics import Mean, Metrics
 
 NUM_BINS = 10
 

@@ -15,8 +15,8 @@ from rlctl.runtime.algorithms.bounds import Bounds
 from rlctl.runtime.algorithms.policy_losses.base import MAX_LOG_RATIO
 from rlctl.runtime.algorithms.rejection_metrics import criterion_metrics
 from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
-from rlctl.runtime.batch.metrics import Mean, Metrics
-from rlctl.runtime.batch.ops import row_mean, row_sum
+from rlctl.runtime.base.metrics import Mean, Metrics
+from rlctl.runtime.base.ops import row_mean, row_sum
 
 _KEY = "algorithm.rollout_correction"
 CRITERIA = tuple(

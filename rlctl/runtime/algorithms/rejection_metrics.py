@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rlctl.runtime.algorithms.bounds import Bounds
 from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
-from rlctl.runtime.batch.metrics import Max, Mean, Metrics, Min, Std
-from rlctl.runtime.batch.ops import row_mean, row_sum
+from rlctl.runtime.base.metrics import Max, Mean, Metrics, Min, Std
+from rlctl.runtime.base.ops import row_mean, row_sum
 
 
 def criterion_metrics(

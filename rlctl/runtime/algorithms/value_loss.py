@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch.metrics import ExplainedVariance, Mean, Metrics
+from rlctl.runtime.base.metrics import ExplainedVariance, Mean, Metrics
 
 
 def value_loss(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rlctl.data_prep.rows import PromptRow
-from rlctl.runtime.batch.ops import to_device
+from rlctl.runtime.base.ops import to_device
 from rlctl.runtime.batch.ragged import Packed
 from rlctl.runtime.batch.ragged import Ragged as Ragged
 

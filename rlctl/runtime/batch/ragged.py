@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch.ops import to_device
+from rlctl.runtime.base.ops import to_device
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32)
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer type by bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Lock
 
-from rlctl.runtime.batch.clock import timed
+from rlctl.runtime.base.clock import timed
 
 
 class FairLock:

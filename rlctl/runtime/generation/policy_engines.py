@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.batch.roles import Generator, Published
+from rlctl.runtime.roles import Generator, Published
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 
 FIXED = Slice(steps=8)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from rlctl.errors import ConfigError, InternalError
-from rlctl.runtime.batch.ops import to_device
+from rlctl.runtime.base.ops import to_device
 from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, choose_kernel
 from rlctl.runtime.model.padded_rows import (
     decoder_of,

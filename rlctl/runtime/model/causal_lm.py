@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from rlctl.runtime.batch.ops import (
+from rlctl.runtime.base.ops import (
     PolicyOutputs,
     log_probs_and_entropy,
     log_probs_of,

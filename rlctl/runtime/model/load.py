@@ -32,7 +32,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from rlctl.errors import ConfigError, raise_problems
 from rlctl.recipes import schema
-from rlctl.runtime.batch.budget import is_oom
+from rlctl.runtime.base.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.hf_files import stored_dtype, weight_files
 from rlctl.runtime.model.mapped import rebuild_buffers

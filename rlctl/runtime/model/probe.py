@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, RlctlError
+from rlctl.runtime.base.budget import is_oom
+from rlctl.runtime.base.ops import log_probs_from_logits
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.batch.budget import is_oom
-from rlctl.runtime.batch.ops import log_probs_from_logits
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel, predicting, run_backbone
 from rlctl.runtime.model.mapped import RankStorage

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch.ops import to_device
+from rlctl.runtime.base.ops import to_device
 
 # Sequences share a rectangle if the longest exceeds the shortest by at most this factor, or by
 # this many tokens.

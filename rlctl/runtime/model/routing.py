@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.batch.metrics import Mean, Metrics
+from rlctl.runtime.base.metrics import Mean, Metrics
 from rlctl.runtime.model.attention import TokenAttention
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.mixture import ROUTERS

@@ -1,7 +1,7 @@
 """Triton kernels of log-probs, entropies and Σ π²: one read of the logits, and one of the backward
 pass, which may write the gradient in their place.
 
-Formulas and limits are those of `log_probs_and_entropy` in `batch/ops.py`, which is the reference.
+Formulas and limits are those of `log_probs_and_entropy` in `base/ops.py`, which is the reference.
 """
 
 # Without the extra `triton` its decorator has no type.

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlctl.errors import InternalError
-from rlctl.runtime.batch.ops import ceil_div
+from rlctl.runtime.base.ops import ceil_div
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.rank_exchange import exchange
 from rlctl.runtime.model.routing import OWN, Routing

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlctl.runtime.base.ops import first_rows, to_device
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.batch.ops import first_rows, to_device
 from rlctl.runtime.model.attention import Packing, TokenAttention
 
 if TYPE_CHECKING:

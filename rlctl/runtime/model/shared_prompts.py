@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlctl.runtime.batch.ops import to_device
+from rlctl.runtime.base.ops import to_device
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, choose_kernel
 from rlctl.runtime.model.rectangles import join_indices, similar

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 from transformers import PreTrainedConfig
 
 from rlctl.errors import ConfigError, Problem, raise_problems
-from rlctl.runtime.batch.ops import divisors
+from rlctl.runtime.base.ops import divisors
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel
 from rlctl.runtime.model.vocabulary import Vocabulary
 

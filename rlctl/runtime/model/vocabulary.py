@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlctl.runtime.batch.ops import LOG_ZERO, chunks_of, scaled
+from rlctl.runtime.base.ops import LOG_ZERO, chunks_of, scaled
 
 
 @dataclass(frozen=True)

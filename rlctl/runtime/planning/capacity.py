@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rlctl.errors import Problem
-from rlctl.runtime.batch.ops import ceil_div
+from rlctl.runtime.base.ops import ceil_div
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.memory import GIB
 from rlctl.runtime.planning.role_memory import MemoryPlan

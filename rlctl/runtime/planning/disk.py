@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlctl.files import free_space
 from rlctl.recipes.role_table import ACTOR, REWARD_LEARNER
-from rlctl.runtime.batch.ops import ceil_div
+from rlctl.runtime.base.ops import ceil_div
 from rlctl.runtime.planning.role_memory import PlannedRole
 from rlctl.text import size
 

@@ -13,7 +13,7 @@ from rlctl.recipes.role_table import ACTOR, CRITIC, Role, needed_roles
 from rlctl.recipes.schema import RewardModel
 from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
-from rlctl.runtime.batch.ops import ceil_div
+from rlctl.runtime.base.ops import ceil_div
 from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.runtime.planning.capacity import host_bytes, memory_of
 from rlctl.runtime.planning.disk import Disk, disk_of

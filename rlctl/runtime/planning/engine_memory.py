@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from rlctl.errors import Problem
 from rlctl.recipes import schema
 from rlctl.recipes.schema.policy import MOST_OF_A_GPU
-from rlctl.runtime.batch.ops import ceil_div
+from rlctl.runtime.base.ops import ceil_div
 from rlctl.runtime.planning.memory import GIB, EngineMemory, RoleMemory, generating
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.planning.role_memory import MemoryPlan

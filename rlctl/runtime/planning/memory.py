@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from rlctl.recipes import schema
-from rlctl.runtime.batch.ops import ceil_div
+from rlctl.runtime.base.ops import ceil_div
 from rlctl.runtime.model.causal_lm import MAX_LOGITS
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.workers.optimizers import BLOCK

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
-from rlctl.runtime.batch.ops import ceil_div
+from rlctl.runtime.base.ops import ceil_div
 from rlctl.runtime.model.adapter_names import adapt
 from rlctl.runtime.model.attention import head_size
 from rlctl.runtime.model.costs import Costs

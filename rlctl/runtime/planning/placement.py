@@ -10,7 +10,7 @@ from rlctl.errors import Problem
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import ACTOR, ROLES, ROLLOUT, built_roles
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch.ops import divisors
+from rlctl.runtime.base.ops import divisors
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.preflight import check_batches
 from rlctl.runtime.rollout.auto import load_engine

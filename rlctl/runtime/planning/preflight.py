@@ -17,7 +17,7 @@ from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import ACTOR, ROLLOUT, Role, needed_roles, rollout_pool, trained_role
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
-from rlctl.runtime.batch.ops import divisors
+from rlctl.runtime.base.ops import divisors
 from rlctl.runtime.data.model_folder import check_folder, is_hub_silent
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.error_collector import ErrorCollector

@@ -16,7 +16,7 @@ from rlctl.recipes.role_table import (
     rollout_pool,
 )
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
-from rlctl.runtime.batch.ops import ceil_div
+from rlctl.runtime.base.ops import ceil_div
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.memory import (

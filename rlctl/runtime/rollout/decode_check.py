@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.batch.budget import is_oom
-from rlctl.runtime.batch.ops import log_probs_from_logits
+from rlctl.runtime.base.budget import is_oom
+from rlctl.runtime.base.ops import log_probs_from_logits
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.kernels import Reach

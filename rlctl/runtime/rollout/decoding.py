@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlctl.errors import InternalError
-from rlctl.runtime.batch.ops import to_device
+from rlctl.runtime.base.ops import to_device
 from rlctl.runtime.model.attention import Packing, TokenAttention
 from rlctl.runtime.model.causal_lm import logits_of, run_padded
 from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, weights_of

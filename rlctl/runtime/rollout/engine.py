@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes import schema
+from rlctl.runtime.base.budget import OomRetry
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.batch.budget import OomRetry
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
-from rlctl.runtime.batch.ops import ceil_div
+from rlctl.runtime.base.ops import ceil_div
 from rlctl.runtime.model.attention import TokenAttention, layer_window
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.onednn import Linear, is_faster, prepared, product

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlctl.runtime.batch.budget import is_oom
-from rlctl.runtime.batch.ops import to_device
+from rlctl.runtime.base.budget import is_oom
+from rlctl.runtime.base.ops import to_device
 from rlctl.runtime.rollout.decoding import Decode, next_logits
 from rlctl.runtime.rollout.kv_cache import KVCache
 from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots, StepShape, outside_window

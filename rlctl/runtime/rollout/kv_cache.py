@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch.ops import to_device
+from rlctl.runtime.base.ops import to_device
 from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots, StepShape, bucket, outside_window
 
 if TYPE_CHECKING:

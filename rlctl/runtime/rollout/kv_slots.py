@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch.ops import to_device
+from rlctl.runtime.base.ops import to_device
 
 
 class StepShape(NamedTuple):

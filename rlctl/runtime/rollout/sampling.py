@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlctl.runtime.batch.ops import any_algorithms
+from rlctl.runtime.base.ops import any_algorithms
 from rlctl.runtime.rollout.requests import Decoding
 
 _BLOCK = 64  # tokens

@@ -23,7 +23,7 @@ from rlctl.runtime.batch.stored import fetched
 from rlctl.runtime.model.sharding import full_tensor, reset_gradients
 
 if TYPE_CHECKING:
-    from rlctl.runtime.batch.budget import Budget
+    from rlctl.runtime.base.budget import Budget
     from rlctl.runtime.model.sequences import Sequences
     from rlctl.runtime.workers.learner import Learner
     from rlctl.runtime.workers.passes import Compute

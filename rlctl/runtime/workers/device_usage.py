@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PretrainedConfig
 
-from rlctl.runtime.batch.metrics import Max, Mean, Metrics
+from rlctl.runtime.base.metrics import Max, Mean, Metrics
 from rlctl.runtime.model.costs import Costs
 
 if TYPE_CHECKING:

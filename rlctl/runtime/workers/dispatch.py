@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import InternalError, UsageError
+from rlctl.runtime.base.balance import balance, row_cost
+from rlctl.runtime.base.clock import timed
+from rlctl.runtime.base.metrics import merge
 from rlctl.runtime.batch import Batch, Prompts, Ragged, Rollouts
-from rlctl.runtime.batch.balance import balance, row_cost
-from rlctl.runtime.batch.clock import timed
-from rlctl.runtime.batch.metrics import merge
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 

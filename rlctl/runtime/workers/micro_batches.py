@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import ConfigError
+from rlctl.runtime.base.balance import TokenCounts
 from rlctl.runtime.batch import Ragged, Rollouts
-from rlctl.runtime.batch.balance import TokenCounts
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.model.sharding import is_sharded

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from rlctl.runtime.batch.ops import ceil_div
+from rlctl.runtime.base.ops import ceil_div
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.pipeline_parallel import Stage
 from rlctl.runtime.model.sequences import Sequences

@@ -21,7 +21,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.role_table import ACTOR, Role, built_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Algorithm, routed_models, rows_per_prompt
-from rlctl.runtime.batch.ops import ceil_div, divisors
+from rlctl.runtime.base.ops import ceil_div, divisors
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.load import Kind
 from rlctl.runtime.planning.devices import Devices, pool_sizes

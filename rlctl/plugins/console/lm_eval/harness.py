@@ -30,7 +30,7 @@ from rlctl.hub import hub_answers
 from rlctl.plugins.console.lm_eval.task_scores import TaskArguments
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import ACTOR
-from rlctl.runtime.batch.budget import is_oom
+from rlctl.runtime.base.budget import is_oom
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.evaluate import generating_algorithm
 from rlctl.runtime.model.load import compute_dtype

@@ -12,7 +12,7 @@ from rlctl.runtime.algorithms.advantages.base import (
     on_tokens,
 )
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch.ops import dense_groups, group_sum
+from rlctl.runtime.base.ops import dense_groups, group_sum
 
 
 @estimator(needs=Needs.COMPARISON, by_group=True, uses=())

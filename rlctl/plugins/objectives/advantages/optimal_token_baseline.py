@@ -11,7 +11,7 @@ from rlctl.runtime.algorithms.advantages.base import (
     reward_to_go,
 )
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch.ops import EPS, dense_groups, group_sum
+from rlctl.runtime.base.ops import EPS, dense_groups, group_sum
 
 
 @estimator(needs=Needs.COMPARISON | Needs.SUM_PI_SQUARED, by_group=True, uses=())

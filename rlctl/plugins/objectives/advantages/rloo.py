@@ -11,7 +11,7 @@ from rlctl.runtime.algorithms.advantages.base import (
     on_tokens,
 )
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch.ops import group_stats
+from rlctl.runtime.base.ops import group_stats
 
 
 @estimator(needs=Needs.COMPARISON, by_group=True, uses=())

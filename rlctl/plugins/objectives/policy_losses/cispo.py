@@ -10,7 +10,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     policy_loss,
     token_means,
 )
-from rlctl.runtime.batch.metrics import Metrics
+from rlctl.runtime.base.metrics import Metrics
 
 
 @policy_loss(uses=("low", "high"))

@@ -20,8 +20,8 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     policy_loss,
     token_means,
 )
-from rlctl.runtime.batch.metrics import Metrics
-from rlctl.runtime.batch.ops import masked_mean
+from rlctl.runtime.base.metrics import Metrics
+from rlctl.runtime.base.ops import masked_mean
 
 
 class ClipCovParams(Params):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.algorithms.policy_losses.base import ClipRange, PolicyTokens, token_means
-from rlctl.runtime.batch.metrics import Metrics
-from rlctl.runtime.batch.ops import EPS
+from rlctl.runtime.base.metrics import Metrics
+from rlctl.runtime.base.ops import EPS
 
 
 def _gated(tokens: PolicyTokens, clip: ClipRange, kept: Tensor) -> tuple[Tensor, Metrics]:

@@ -11,7 +11,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     policy_loss,
     token_means,
 )
-from rlctl.runtime.batch.metrics import Metrics
+from rlctl.runtime.base.metrics import Metrics
 
 
 @policy_loss(aggregation="seq-mean-token-mean", per_row=True, uses=("low", "high"))

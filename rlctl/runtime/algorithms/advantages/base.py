@@ -19,8 +19,8 @@ from rlctl import plugins
 from rlctl.errors import InternalError
 from rlctl.plugins.result_check import check_result
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch.ops import EPS, first_rows, group_stats, group_sum, masked_whiten
-from rlctl.runtime.batch.roles import Total
+from rlctl.runtime.base.ops import EPS, first_rows, group_stats, group_sum, masked_whiten
+from rlctl.runtime.roles import Total
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Algorithm

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rlctl import plugins
 from rlctl.plugins.result_check import check_result
-from rlctl.runtime.batch.metrics import Mean, Metrics
-from rlctl.runtime.batch.ops import row_mean
+from rlctl.runtime.base.metrics import Mean, Metrics
+from rlctl.runtime.base.ops import row_mean
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Actor, Config

@@ -11,7 +11,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     clipped,
     token_means,
 )
-from rlctl.runtime.batch.metrics import Metrics
+from rlctl.runtime.base.metrics import Metrics
 
 
 def vanilla(tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, Metrics]:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError, raise_problems
-from rlctl.runtime.batch.ops import any_algorithms
+from rlctl.runtime.base.ops import any_algorithms
 from rlctl.runtime.model.load import load_config
 from rlctl.runtime.model.state_layers import has_states
 from rlctl.runtime.rollout.engine import EngineSpec

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch.ops import first_rows
+from rlctl.runtime.base.ops import first_rows
 
 
 def row_cost(lengths: Tensor, hidden_size: int) -> Tensor:

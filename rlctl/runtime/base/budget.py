@@ -12,8 +12,8 @@ from torch import Tensor
 from rlctl.causes import is_cpu_oom
 from rlctl.errors import DeviceMemoryError
 from rlctl.recipes import schema
-from rlctl.runtime.batch.balance import TokenCounts, micro_batches
-from rlctl.runtime.batch.ops import ceil_div
+from rlctl.runtime.base.balance import TokenCounts, micro_batches
+from rlctl.runtime.base.ops import ceil_div
 
 _MAX_RETRIES = 3
 

@@ -1,0 +1,1 @@
+"""What all parts of the runtime use: tensor functions, balancing, metrics and the clock."""
