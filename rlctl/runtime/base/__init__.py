@@ -1,1 +1,1 @@
-"""What all parts of the runtime use: tensor functions, balancing, metrics and the clock."""
+"""Tensor functions, balancing, micro-batches, metrics and the clock, for the whole runtime."""

@@ -1,7 +1,4 @@
-"""Deterministic distribution of rows over ranks by cost, and into micro-batches by tokens.
-
-B is the number of rows.
-"""
+"""Deterministic distribution of B rows over ranks by cost, and into micro-batches by tokens."""
 
 from __future__ import annotations
 
