@@ -17,6 +17,7 @@ from rlctl.cli import app
 from tests import audit
 from tests.abroad import tried
 from tests.abroad.packages import TRIALS
+from tests.plugin_folders import FOLDERS
 from tests.strangers import command_paths
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +36,7 @@ def test_the_source_distribution_has_what_the_wheel_is_built_from() -> None:
     assert all((ROOT / each.lstrip("/")).exists() for each in included)
 
 
+@pytest.mark.plugin("console")
 def test_strangers_try_the_help_of_every_command() -> None:
     paths = list(command_paths("", get_group(app)))
     assert {"train", "config keys", "runs rm"} <= set(paths)
@@ -139,6 +141,7 @@ def test_the_page_has_the_versions_that_are_tried() -> None:
         assert any(re.search(rf"\b{re.escape(version)}\b", row) for row in rows), pin
 
 
+@pytest.mark.plugin(*FOLDERS)
 def test_the_files_of_tests_exist() -> None:
     files = [file.partition("::")[0] for trial in TRIALS for file in trial.tests]
     assert all((ROOT / file).is_file() for file in files)

@@ -115,7 +115,7 @@ def test_mapped_weights_and_buffers_equal_loaded_ones(tmp_path: Path) -> None:
 
 def test_frozen_weights_have_the_dtype_of_passes(tmp_path: Path) -> None:
     path = stored(tmp_path, CONFIGS["llama"], torch.float32)
-    lora = ["lora_rank=2", "dtype=bf16"]
+    lora = ["lora_rank=2", "dtype=bfloat16"]
     try:
         model = load(path, rank_info(), *(f"actor_rollout_ref.model.{text}" for text in lora))
     finally:
