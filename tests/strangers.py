@@ -53,6 +53,8 @@ EXPECTED: dict[str, tuple[set[int], str]] = {
         {3, 7},
         "its model is on a hub",
     ),
+    "python -m tools.real_model": ({1}, "a tool of the checkout, which no wheel has"),
+    "rlctl train grpo --recipe sums_smollm": ({3}, "its model is made by that tool"),
     "rlctl train ppo data.train_files=train.parquet": ({3, 4}, "the files of an example"),
     "rlctl doctor": ({0, 7}, "reports what this machine lacks"),
     "rlctl eval @last --tasks": ({0, 7}, "the data of its task are on a hub"),
