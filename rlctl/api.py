@@ -354,5 +354,7 @@ def _run_of(run: str | Path | Run, root: Path | None) -> Run:
 def _texts(overrides: Overrides, **more: Any) -> Sequence[str]:
     """Return overrides as texts, with those of other arguments."""
     if isinstance(overrides, Mapping) or any(value is not None for value in more.values()):
-        return plugins.load("python_api", "overrides")(overrides, **more)
+        from rlctl.recipes.python_values import override_texts
+
+        return override_texts(overrides, **more)
     return overrides

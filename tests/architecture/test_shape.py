@@ -88,7 +88,7 @@ MAY_NAME = {
     ("rlctl/monitoring/panel.py", "rollout"): "label of a phase",
     ("rlctl/api.py", "console"): "without `progress` nothing is printed",
     ("rlctl/cli/commands/train.py", "console"): "`--logger X` keeps the console",
-    ("rlctl/plugins/console/notebook/arguments.py", "console"): "likewise, with `logger=`",
+    ("rlctl/recipes/python_values.py", "console"): "likewise, with `logger=`",
     ("rlctl/runtime/data/quickstart.py", "calculator"): "the tool of the quickstart's problems",
     ("rlctl/plugins/agents/environments/verl/", "verl"): "module of verl that tools import",
     ("rlctl/plugins/bridges/commands/import_verl.py", "verl"): "a command",

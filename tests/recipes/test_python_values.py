@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import rlctl
-from rlctl.plugins.console.notebook.arguments import override_texts
 from rlctl.recipes.compose import compose
+from rlctl.recipes.python_values import override_texts
 
 WORDS = ["", "null", "True", "1e-3", "a b", 'say "x"', "back\\", "[1]", "{a: b}", "a,b", "é=ü", "~"]
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rlctl import plugins
 from rlctl.errors import UsageError
 from rlctl.recipes.keys import schema_keys
 from rlctl.suggest import hydra_text
@@ -33,9 +34,7 @@ def override_texts(
         names = [logger] if isinstance(logger, str) else logger
         given.append(f"trainer.logger={_text(['console', *names])}")
     if reward is not None:
-        from rlctl.plugins.console.notebook.reward_objects import reward_overrides
-
-        given += reward_overrides(reward, given)
+        given += plugins.load("python_api", "reward")(reward, given)
     return given
 
 
