@@ -35,7 +35,7 @@ PLACES = {
     "recipes/unused_keys.py:_declared_by_plugins": "advantages",
     "runs/details.py:plugin_fields": None,
     "runs/listing.py:value_of": None,
-    "api.py:_texts": None,
+    "recipes/python_values.py:override_texts": None,
     "runs/run_comparison.py:_repr_html_": None,
     "runs/run.py:_repr_html_": None,
     "sweeps/results.py:_repr_html_": None,
