@@ -33,7 +33,7 @@ from tests.settings import given
 ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FROM_SCRATCH = ("README.md", "tutorial.md")
-NAMES = ("RUN", "A", "B", "C", "S1", "S2", "ppo-261121")
+NAMES = ("RUN", "A", "B", "C", "S1", "S2", "ppo-261121", "OTHER")
 
 PROGRAMS = ("rlctl", "make", "pip", "python", "seq", "ray", "source")
 SHORT = given(batch=8, mini_batch=8, val_rows=4, response=8, steps=2, validate=2, threads=1)
@@ -55,6 +55,9 @@ NOT_RUN = {
     r"rlctl engines ": "cli/test_engines and distributed/test_engines run it",
     r"rlctl runs (-w|rm|restore|pull|trash|prune)": "tests/cli and tests/runs run it",
     r"rlctl (show|sweep best|resume|stop) .*SWEEP": "e2e/test_sweep runs it",
+    r"rlctl (watch|logs) big": "a job of SLURM; tests/plugins/console runs it",
+    r"rlctl queue ": "tests/plugins/console/test_queue runs it",
+    r"rlctl runs import": "tests/plugins/console/test_archive runs it",
     r"rlctl (watch|compare) SWEEP": "sweeps/test_selection runs it",
     r"rlctl export RUN DIR --lora": "the run has no adapter; e2e/test_export runs it",
     r"rlctl (eval|export) ": "`make strangers` runs those of the README and the tutorial",
