@@ -154,7 +154,7 @@ class Reading:
             raise RlctlError(f"the dry run took longer than {_DRY_RUN_S:g} s") from error
         if not done.stdout.startswith("{"):
             raise RlctlError(f"the dry run ended with exit code {done.returncode}: {done.stderr}")
-        return json.loads(done.stdout)
+        return {"ok": False} | json.loads(done.stdout)  # a usage error is an error alone
 
     def _words(self, algorithm: str, recipe: str | None, overrides: Sequence[str]) -> Sequence[str]:
         """Return the words of `rlctl train`; UsageError for what may not be given."""
@@ -188,7 +188,7 @@ class Training(Reading):
         chosen = name or fresh_name(recipe or algorithm)
         words = [*self._words(algorithm, recipe, overrides), f"--name={chosen}"]
         checked = self._check(words)
-        if not checked.get("ok"):  # an unknown algorithm has an error alone
+        if not checked["ok"]:
             return checked
         log = self._root / ".mcp" / f"{chosen}.log"
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -115,6 +115,7 @@ def test_training_tools_say_what_is_wrong(folder: Path) -> None:
     bad: list[Call] = [("train", {"algorithm": "xyz"}), ("stop", {"run": "first"})]
     _, (failed, ended) = talk(folder, bad, "--allow-train")
     assert failed["error"]["message"] == "no such command 'xyz'"
+    assert not failed["ok"]
     assert ended == {"run": "first", "state": "finished"}, "it is not asked to stop"
 
 
