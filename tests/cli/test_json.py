@@ -52,6 +52,15 @@ def test_no_line_of_an_example_breaks_in_a_terminal_of_80_columns() -> None:
             assert not line.startswith(" ") or len(line) <= 78, f"rlctl {path} --help: {line}"
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("path", [path for path in EVERY if path.startswith("sweep ")])
+def test_the_dry_run_among_the_examples_of_a_sweep_runs(path: str, tmp_path: Path) -> None:
+    examples = EVERY[path].epilog.replace("\\\n", " ").splitlines()
+    for example in (line for line in examples if "--dry-run" in line):
+        done = called(*shlex.split(example)[1:], cwd=tmp_path)
+        assert done.returncode == 0, f"{example}: {done.stderr}"
+
+
 def test_no_command_swallows_unknown_options() -> None:
     for path, command in EVERY.items():
         settings = command.context_settings

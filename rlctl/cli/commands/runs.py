@@ -30,7 +30,7 @@ State = Literal["starting", "running", "finished", "failed", "stopped", "lost", 
 _EXAMPLES = """
 Examples:
 
-  rlctl runs --where 'state == "finished" and best(critic/score/mean) > 0.5'
+  rlctl runs --where 'like(recipe, "gsm*") and best(critic/score/mean) > 0.5'
 
   rlctl runs --sort -best --cols +algorithm.lam,trainer.seed
 

@@ -120,7 +120,8 @@ Examples:
   rlctl sweep {verb} --sampler tpe --trials 20 --pruner hyperband \\
     'actor_rollout_ref.actor.optim.lr=tag(log,interval(1e-5,1e-3))'
 
-  rlctl sweep {verb} data.train_batch_size=64,256 --seeds 3 --dry-run
+  rlctl sweep {verb} actor_rollout_ref.actor.grad_clip=0.5,1.0 \\
+    --seeds 3 --dry-run
 """
 
 

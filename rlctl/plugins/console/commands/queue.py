@@ -23,7 +23,8 @@ Examples:
 
   rlctl queue add train ppo --recipe mine.yaml trainer.seed=2
 
-  rlctl queue add --priority 5 sweep ppo algorithm.lam=0.9,0.95
+  rlctl queue add --priority 5 sweep ppo \\
+    actor_rollout_ref.actor.optim.lr=1e-6,3e-6
 
   rlctl queue add --cores 4 train grpo --inline    two at once on eight cores
 """

@@ -26,7 +26,7 @@ _EXAMPLES = """
 
   rlctl show @last --samples --tokens advantage   coloured by advantages
 
-  rlctl show @last --components                   what an alarm of them means
+  rlctl show @last --components   ten responses of the alarm reward_components
 """
 
 
