@@ -8,9 +8,9 @@ import inspect
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -94,16 +94,13 @@ def import_file(path: Path, noun: str) -> ModuleType:
 
 def module_file(module: str) -> Path | None:
     """Return the source file of a module, or None if it has none. Imports nothing."""
-    spec: ModuleSpec | None = None
-    folders: Sequence[str] | None = None
-    parts = module.split(".")
-    for end in range(1, len(parts) + 1):
-        name = ".".join(parts[:end])
-        specs = (finder.find_spec(name, folders, None) for finder in sys.meta_path)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is None:
-            return None
-        folders = spec.submodule_search_locations or ()
+    package, *parts = module.split(".")
+    specs = (finder.find_spec(package, None, None) for finder in sys.meta_path)
+    spec = next((spec for spec in specs if spec is not None), None)
+    for part in parts:
+        # By its last name: for a whole one, PathFinder wants parents without __init__.py imported.
+        folders = spec and spec.submodule_search_locations
+        spec = PathFinder.find_spec(part, [*(folders or ())])
     return Path(spec.origin) if spec and spec.has_location and spec.origin else None
 
 

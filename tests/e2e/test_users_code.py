@@ -16,7 +16,7 @@ import pytest
 
 from rlctl import plugins
 from rlctl.errors import ConfigError, RlctlError
-from rlctl.plugins.user_code import load_named
+from rlctl.plugins.user_code import load_named, module_file
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.loading import load_reward
 from tests.e2e.command import rlctl
@@ -598,3 +598,25 @@ def test_code_that_fails_in_a_worker_of_ray_is_named_with_its_line(
     line = next(n for n, text in enumerate(CODE.splitlines(), 1) if "/ []" in text)
     assert f"at: {here}/failing_on_ray.py:{line}" in done.stderr
     assert "your code raised TypeError: " in done.stderr
+
+
+def test_a_module_is_found_in_folders_without_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "envs_of_mine" / "games" / "cards.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("raise KeyError('imported')\n")
+    package = tmp_path / "elsewhere" / "package_of_mine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise KeyError('imported')\n")
+    (package / "tools.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    assert module_file("envs_of_mine.games.cards") == file
+    assert module_file("package_of_mine.tools") == package / "tools.py"
+    for absent in (
+        "envs_of_mine",
+        "envs_of_mine.games.dice",
+        "package_of_mine.x.y",
+        "sys.x",
+        "9.9",
+    ):
+        assert module_file(absent) is None
