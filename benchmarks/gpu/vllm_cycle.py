@@ -93,6 +93,7 @@ def _check(worker: ActorWorker, number: int, settings: Settings, recorder: Recor
         free_gib_asleep=asleep,
         free_gib_with_weights=awake,
         free_gib_after_generation=used,
+        engine_gib=None if asleep is None or used is None else asleep - used,
         ok=difference <= _LIMITS[device] and slept,
     )
 
@@ -114,7 +115,13 @@ def engine_facts(worker: ActorWorker) -> dict[str, Any]:
         "kv_blocks": cache.num_gpu_blocks,
         "kv_block_tokens": cache.block_size,
         "memory_share": cache.gpu_memory_utilization,
+        "plan_gib": _planned_gib(cache.gpu_memory_utilization, worker.rank_info.device),
     }
+
+
+def _planned_gib(share: float, device: str) -> float | None:
+    """Return what a run's plan counts for vLLM, weights included; None on a CPU."""
+    return share * torch.cuda.mem_get_info()[1] / 2**30 if device == "cuda" else None
 
 
 def _prompts() -> Prompts:
