@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlctl.monitoring.safe_console import SafeConsole
+from rlctl.safe_console import SafeConsole
 
 _GAP = 2  # columns between the cells of a table
 _form: list[str] = []

@@ -17,7 +17,10 @@ from rlctl.cli.options import RUNS_VARIABLE
 from rlctl.cli.stderr import notice
 from rlctl.errors import RlctlError
 from rlctl.files import by_step
-from rlctl.monitoring.run_summary import (
+from rlctl.owner import command
+from rlctl.safe_console import SafeConsole
+from rlctl.text import count, counted, duration, plural, sparkline
+from rlctl.tracking.run_summary import (
     LOSS,
     REWARD,
     SECONDS,
@@ -28,9 +31,6 @@ from rlctl.monitoring.run_summary import (
     is_accuracy,
     percent_or_number,
 )
-from rlctl.monitoring.safe_console import SafeConsole
-from rlctl.owner import command
-from rlctl.text import count, counted, duration, plural, sparkline
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe

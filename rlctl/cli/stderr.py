@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from rlctl.errors import Problem
-from rlctl.monitoring.safe_console import SafeConsole
 from rlctl.redaction import redact
+from rlctl.safe_console import SafeConsole
 from rlctl.terminal import visible
 
 

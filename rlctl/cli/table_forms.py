@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlctl.cli.console import use_form
-from rlctl.monitoring.safe_console import SafeConsole
+from rlctl.safe_console import SafeConsole
 
 Form = Literal["table", "csv", "md", "tex", "json"]
 

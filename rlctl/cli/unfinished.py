@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from rlctl.cli.stderr import notice
 from rlctl.errors import RlctlError
-from rlctl.monitoring.run_summary import Row
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.settings import read_settings
 from rlctl.text import plural
+from rlctl.tracking.run_summary import Row
 from rlctl.tracking.summary import read_summary
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlctl.monitoring.alarms import EVENT, OVER
-from rlctl.monitoring.rules import FAILED_REWARDS
+from rlctl.tracking.alarm_rules import FAILED_REWARDS
+from rlctl.tracking.alarms import EVENT, OVER
 from rlctl.tracking.json_lines import read_lines
 
 EVENTS_FILE = "events.jsonl"

@@ -8,11 +8,11 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from rlctl.monitoring.run_summary import RunSummary, lower_is_better
 from rlctl.plugins import load, names
 from rlctl.runs.run import Run
 from rlctl.runs.settings import read_settings
 from rlctl.suggest import did_you_mean
+from rlctl.tracking.run_summary import RunSummary, lower_is_better
 from rlctl.tracking.summary import SERIES
 
 if TYPE_CHECKING:

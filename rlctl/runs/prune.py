@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rlctl.errors import ConflictError, ResourceError, UsageError
 from rlctl.files import by_step
-from rlctl.monitoring.run_summary import RunSummary, lower_is_better
 from rlctl.runs.events import read_events
 from rlctl.runs.folders_elsewhere import is_foreign
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.runs.run_dir import RunDir
+from rlctl.tracking.run_summary import RunSummary, lower_is_better
 
 BEST = "best"
 LAST = "last"

@@ -11,13 +11,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.plugins import load
 from rlctl.runs.details import changed_settings
 from rlctl.runs.run import Run
 from rlctl.runs.settings import read_settings
 from rlctl.tracking.jsonl import METRICS_FILE
 from rlctl.tracking.metric_table import Column, MetricTable
+from rlctl.tracking.run_summary import lower_is_better
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlctl.monitoring.alarms import EVENT, OVER, Alarm
-from rlctl.monitoring.live_panel import LivePanel
-from rlctl.monitoring.run_summary import OUTSIDE_A_STEP, SECONDS, figure
 from rlctl.runs.events import EVENTS_FILE
 from rlctl.runs.logs import POLL_S, Tail, reread
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.text import duration
+from rlctl.tracking.alarms import EVENT, OVER, Alarm
 from rlctl.tracking.json_lines import METRICS_FILE, json_object
+from rlctl.tracking.live_panel import LivePanel
+from rlctl.tracking.run_summary import OUTSIDE_A_STEP, SECONDS, figure
 
 
 class RunWatcher:

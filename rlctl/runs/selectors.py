@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlctl.errors import UsageError
-from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.runs.links import refuse_links
 from rlctl.runs.listing import value_of
 from rlctl.runs.name_errors import unknown
 from rlctl.runs.query import Query
 from rlctl.runs.run import Run, is_run, read_run
+from rlctl.tracking.run_summary import lower_is_better
 
 if TYPE_CHECKING:
     from rlctl.runs.store import RunStore

@@ -17,7 +17,14 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from rlctl.files import read_record
-from rlctl.monitoring.run_summary import (
+from rlctl.recipes.role_table import ACTOR, Role
+from rlctl.redaction import redact, redact_value, redact_word
+from rlctl.runs.details import changed_settings
+from rlctl.runs.run import Run
+from rlctl.runs.run_dir import CONFIG_FILE
+from rlctl.terminal import visible
+from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
+from rlctl.tracking.run_summary import (
     KL,
     LOSS,
     REWARD,
@@ -27,13 +34,6 @@ from rlctl.monitoring.run_summary import (
     percent_or_number,
     primary_metric,
 )
-from rlctl.recipes.role_table import ACTOR, Role
-from rlctl.redaction import redact, redact_value, redact_word
-from rlctl.runs.details import changed_settings
-from rlctl.runs.run import Run
-from rlctl.runs.run_dir import CONFIG_FILE
-from rlctl.terminal import visible
-from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 Kind = Literal["merged", "adapter"]
 CARD = "README.md"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from rlctl.debugging import call_limit
 from rlctl.errors import DeviceMemoryError
-from rlctl.monitoring.alarms import Alarms
 from rlctl.owner import is_command
 from rlctl.process import relaxed_umask
 from rlctl.recipes import schema
@@ -34,6 +33,7 @@ from rlctl.runtime.training.run_folder import input_hashes, open_run
 from rlctl.runtime.training.stopping import Watchdog, deferred_signals, restored_process
 from rlctl.runtime.training.trainer import RunContext, Trainer, TrainerState
 from rlctl.runtime.workers.rng import seed_all
+from rlctl.tracking.alarms import Alarms
 from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import metric_rows
@@ -254,7 +254,7 @@ def _begin_trackers(trackers: Trackers, plan: Plan, pools: Pools, stack: ExitSta
     seconds = plan.config.trainer.tracking.system_s
     if seconds is None or not trackers.threaded:
         return
-    from rlctl.monitoring.system import Sampler, sample_machine
+    from rlctl.runtime.cluster.system import Sampler, sample_machine
 
     others: dict[str, Callable[[], dict[str, float]]] = {}
     if not plan.inline:

@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from rlctl.errors import ConflictError, NotFoundError
-from rlctl.monitoring.run_summary import figure, primary_metric
 from rlctl.plugins import load
 from rlctl.recipes.compose import compose
 from rlctl.recipes.layers import nested
@@ -23,6 +22,7 @@ from rlctl.runs.store import RunStore
 from rlctl.runs.student_t import t_quantile
 from rlctl.sweeps.sweep_record import TABLE_FILE, Outcome, SweepDir
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
+from rlctl.tracking.run_summary import figure, primary_metric
 
 # Keys of a run's place and name, which are not part of the experiment.
 _NOT_EXPORTED = (

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlctl.errors import PERMANENT_FAILURES, REQUESTED_STOPS, ConfigError, ResourceError, RlctlError
-from rlctl.monitoring.run_summary import primary_metric
 from rlctl.recipes.schema import Sweep
 from rlctl.runs.logs import format_tails
 from rlctl.runs.run_dir import RunDir
@@ -17,6 +16,7 @@ from rlctl.sweeps.child import Child
 from rlctl.sweeps.cluster import RayCluster
 from rlctl.sweeps.study import Study
 from rlctl.sweeps.sweep_record import SweepDir, Trial, TrialTable
+from rlctl.tracking.run_summary import primary_metric
 
 POLL_S = 0.5
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from rlctl.monitoring.alarms import Alarm
 from rlctl.runs.links import refuse_links
 from rlctl.runs.logs import POLL_S
 from rlctl.runs.run import is_run, read_run
 from rlctl.runs.run_watcher import RunWatcher
 from rlctl.sweeps.sweep_record import Outcome, SweepDir
+from rlctl.tracking.alarms import Alarm
 
 OPEN = ("waiting", "running")  # states of a trial without a result
 

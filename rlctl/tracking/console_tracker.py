@@ -11,11 +11,11 @@ from rich.live import Live
 from rich.text import Text
 
 from rlctl.debugging import call_on_breakpoint
-from rlctl.monitoring.alarms import Alarm
-from rlctl.monitoring.panel import PHASES, Panel
-from rlctl.monitoring.safe_console import SafeConsole
+from rlctl.safe_console import SafeConsole
 from rlctl.text import duration
+from rlctl.tracking.alarms import Alarm
 from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
+from rlctl.tracking.panel import PHASES, Panel
 from rlctl.tracking.tracker import RunInfo, Sample
 
 
@@ -31,7 +31,7 @@ class ConsoleTracker:
         self.states: Mapping[str, int] = {}  # number of episodes
         self.started = False
         if is_terminal(self.console):
-            from rlctl.monitoring.live_panel import LivePanel
+            from rlctl.tracking.live_panel import LivePanel
 
             self.panel = LivePanel(doing=self.doing)
             self.live = live_display(self.console, self.panel)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from rlctl.monitoring.alarms import EVENT, OVER, Alarms
+from rlctl.tracking.alarms import EVENT, OVER, Alarms
 from rlctl.tracking.delivery import (
     MAX_FAILURES,
     Call,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlctl.monitoring.alarms import EVENT, OVER, Alarm
+from rlctl.tracking.alarms import EVENT, OVER, Alarm
 from rlctl.tracking.json_lines import read_lines
 
 _FIELDS = ("name", "step", "value", "limit", "message", "hint")

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.files import read_record, replacing
-from rlctl.monitoring.run_summary import LOSS, REWARD, RunSummary
 from rlctl.tracking.json_lines import (
     METRICS_FILE,
     Position,
@@ -26,6 +25,7 @@ from rlctl.tracking.json_lines import (
     json_object,
     read_lines,
 )
+from rlctl.tracking.run_summary import LOSS, REWARD, RunSummary
 
 SUMMARY_FILE = "summary.json"
 SERIES = ("first", "last", "min", "max", "count")

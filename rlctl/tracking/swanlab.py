@@ -27,7 +27,7 @@ from pydantic_settings import SettingsError
 from swanlab.exceptions import AuthenticationError
 
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
-from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.alarms import Alarm
 from rlctl.tracking.destination import Destination, choices, folder, no_key
 from rlctl.tracking.logger_settings import SwanLabParams
 from rlctl.tracking.server_api import INIT_TIMEOUT_S, SwanLabRun, swanlab_problem

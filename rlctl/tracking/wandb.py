@@ -23,7 +23,7 @@ from packaging.version import Version
 from wandb.errors import AuthenticationError, CommError, UsageError
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
-from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.alarms import Alarm
 from rlctl.tracking.child_processes import end_children, silent_children
 from rlctl.tracking.destination import Destination, choices, folder, no_key
 from rlctl.tracking.logger_settings import WandbParams

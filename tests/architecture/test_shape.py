@@ -26,7 +26,7 @@ NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper", "misc"
 # A broad handler that does not raise must have a fallback: where, and which.
 MAY_CATCH_EVERYTHING = {
     "rlctl/__main__.py::_main": "outermost frame: one line, a crash file and exit code 70",
-    "rlctl/monitoring/system.py::Sampler._add": "a machine may not answer; one warning",
+    "rlctl/runtime/cluster/system.py::Sampler._add": "a machine may not answer; one warning",
     "rlctl/tracking/destination.py::announce": "a tracker may fail; one warning",
     "rlctl/tracking/delivery.py::Delivery.send": "a tracker may fail; one warning",
     "rlctl/tracking/threaded.py::ThreadedDelivery._run": "re-raised in the waiting thread",
@@ -85,7 +85,7 @@ MAY_NAME = {
     ("rlctl/plugins/agents/environments/skyrl.py", "reward_model"): "column of SkyRL's rows",
     ("rlctl/runtime/data/quickstart.py", "reward_model"): "section of the configuration",
     ("rlctl/tracking/fanout.py", "jsonl"): "the record is always written and comes first",
-    ("rlctl/monitoring/panel.py", "rollout"): "label of a phase",
+    ("rlctl/tracking/panel.py", "rollout"): "label of a phase",
     ("rlctl/api.py", "console"): "without `progress` nothing is printed",
     ("rlctl/cli/commands/train.py", "console"): "`--logger X` keeps the console",
     ("rlctl/recipes/python_values.py", "console"): "likewise, with `logger=`",

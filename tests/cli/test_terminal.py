@@ -17,11 +17,11 @@ from rlctl.cli import console as console_module
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.episodes import Episode, Message, Use
 from rlctl.log import logging_to_stderr
-from rlctl.monitoring.alarms import Alarm
-from rlctl.monitoring.safe_console import SafeConsole
 from rlctl.runs.labels import LABELS_FILE
 from rlctl.runs.run_dir import RunDir
+from rlctl.safe_console import SafeConsole
 from rlctl.terminal import visible
+from rlctl.tracking.alarms import Alarm
 from rlctl.tracking.console_tracker import ConsoleTracker
 from rlctl.tracking.tracker import Sample
 from tests.recorded import record

@@ -28,7 +28,7 @@ import sys
 import termios
 from pathlib import Path
 from rlctl.runs.run_dir import RunDir
-from rlctl.monitoring.alarms import Alarms
+from rlctl.tracking.alarms import Alarms
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.delivery import TrackerTimeouts

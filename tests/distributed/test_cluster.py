@@ -27,13 +27,13 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
-from rlctl.monitoring.system import Sampler, sample_machine
 from rlctl.recipes.compose import compose
 from rlctl.runs.events import read_events
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.cluster.engine_group import EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import RAY_SETTINGS
+from rlctl.runtime.cluster.system import Sampler, sample_machine
 from rlctl.runtime.cluster.system_probes import other_machines
 from rlctl.runtime.generation.separate_engines import SeparateEngines
 from rlctl.runtime.rollout.sampling_params import SamplingConfig

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import yaml
 
-from rlctl.monitoring.run_summary import RunSummary
 from rlctl.recipes.compose import compose
 from rlctl.runs.settings import read_setting, read_settings
 from rlctl.tracking import metric_table
@@ -20,6 +19,7 @@ from rlctl.tracking import summary as summaries
 from rlctl.tracking.json_lines import Position
 from rlctl.tracking.jsonl import JsonlTracker, metric_rows, read_metrics
 from rlctl.tracking.metric_table import MetricTable
+from rlctl.tracking.run_summary import RunSummary
 from rlctl.tracking.summary import SERIES, SUMMARY_FILE, MetricsSummary, read_summary, write_summary
 from rlctl.tracking.tracker import RunInfo
 

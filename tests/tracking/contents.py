@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.alarms import Alarm
 from rlctl.tracking.loggers import make_tracker
 from rlctl.tracking.tracker import RunInfo, Sample
 from tests.tracking.real import main

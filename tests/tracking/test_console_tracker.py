@@ -17,7 +17,7 @@ ACC = "val-core/arithmetic/acc/mean@1"
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.alarms import Alarm
 from rlctl.tracking.console_tracker import ConsoleTracker
 from rlctl.tracking.tracker import RunInfo
 tracker = ConsoleTracker()

@@ -9,12 +9,12 @@ from rlctl import plugins
 from rlctl.cli.explain.metric_entries import MetricEntry, metric_entries, metric_entry, read_table
 from rlctl.error_codes import error_entries
 from rlctl.errors import NotFoundError
-from rlctl.monitoring.rules import RULES
 from rlctl.recipes.dialects import dialects
 from rlctl.recipes.key_reference import KeyRow, key_rows, setting_rows
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.slots import SLOTS, slot_with_setting
 from rlctl.suggest import nearest, question
+from rlctl.tracking.alarm_rules import RULES
 
 _LONGEST = 200  # characters of a name
 _MOST_NAMES = 8  # that a hint lists

@@ -12,12 +12,12 @@ from rlctl.cli.console import print_table, stdout
 from rlctl.cli.stderr import warn
 from rlctl.cli.views.runs import COLOURS, SHOWN_METRICS, short, validation
 from rlctl.files import by_step
-from rlctl.monitoring.run_summary import RunSummary, percent_or_number
 from rlctl.recipes.search_path import place
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import Run
 from rlctl.terminal import visible
 from rlctl.text import count, duration, size, sparkline
+from rlctl.tracking.run_summary import RunSummary, percent_or_number
 
 SHOWN_PREFIXES = ("agent/outcome/", "agent/refused_calls/", "tool/")
 

@@ -14,12 +14,12 @@ from rich.text import Text
 from rlctl.cli.console import stdout, table
 from rlctl.cli.stderr import notice, warn
 from rlctl.errors import UsageError
-from rlctl.monitoring.run_summary import RunSummary, percent_or_number
 from rlctl.runs.listing import RunPage, RunQuery
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 from rlctl.terminal import visible
 from rlctl.text import duration, size
+from rlctl.tracking.run_summary import RunSummary, percent_or_number
 
 COLOURS = {
     "starting": "cyan",

@@ -30,8 +30,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError
-from rlctl.monitoring.alarms import Alarm
 from rlctl.plugins.bridges.reachable import reachable
+from rlctl.tracking.alarms import Alarm
 from rlctl.tracking.destination import Destination
 from rlctl.tracking.logger_settings import MlflowParams
 from rlctl.tracking.server_api import mlflow_problem

@@ -25,7 +25,7 @@ from tensorboardX.proto.plugin_hparams_pb2 import (
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.summary import hparams, scalar, text
 
-from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.alarms import Alarm
 from rlctl.tracking.destination import Destination
 from rlctl.tracking.logger_settings import TensorBoardParams
 from rlctl.tracking.shown import SampleTable, changed_keys, flat_config, link

@@ -17,7 +17,7 @@ import trackio.run
 from trackio.run import Run
 from trackio.sqlite_storage import SQLiteStorage
 
-from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.alarms import Alarm
 from rlctl.tracking.destination import Destination, folder
 from rlctl.tracking.logger_settings import TrackioParams
 from rlctl.tracking.shown import SampleTable, flat_config, link

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from rlctl.errors import NotFoundError, UsageError
-from rlctl.monitoring.run_summary import percent_or_number
 from rlctl.plugins.console.report.seeds import NAMES
 from rlctl.runs.listing import check_names, value_of
 from rlctl.runs.query import Query, Term
 from rlctl.runs.run import Run
 from rlctl.runs.settings import read_settings
 from rlctl.runs.student_t import t_quantile
+from rlctl.tracking.run_summary import percent_or_number
 
 _NODES = 200  # of the integral: exact to 12 digits for a few seeds
 

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlctl.errors import RlctlError
-from rlctl.monitoring.run_summary import percent_or_number
 from rlctl.redaction import redact
 from rlctl.runs.events import EVENTS_FILE
 from rlctl.runs.record import RunRecord, now
 from rlctl.runs.run import read_run
 from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.text import duration
+from rlctl.tracking.run_summary import percent_or_number
 
 POLL_S = 1.0
 TRIES = 4

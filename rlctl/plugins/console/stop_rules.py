@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Protocol
 
 from rlctl.errors import ConfigError, Problem, UsageError, raise_problems
-from rlctl.monitoring.alarms import Alarms
-from rlctl.monitoring.rules import RULES
-from rlctl.monitoring.run_summary import Row, lower_is_better
 from rlctl.recipes import schema
 from rlctl.runs.query import Query, Term
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.training.listeners import Listener
 from rlctl.suggest import closest
+from rlctl.tracking.alarm_rules import RULES
+from rlctl.tracking.alarms import Alarms
 from rlctl.tracking.jsonl import metric_rows
+from rlctl.tracking.run_summary import Row, lower_is_better
 
 LOG = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlctl.monitoring.system import Machine, Sample, sample_machine
+from rlctl.runtime.cluster.system import Machine, Sample, sample_machine
 
 _ANSWER_S = 2.0
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlctl.errors import RlctlError
-from rlctl.monitoring.alarms import Alarms
-from rlctl.monitoring.rules import FAILED_REWARDS
 from rlctl.runtime.batch import Scored
 from rlctl.runtime.rewards.role import RuleReward
+from rlctl.tracking.alarm_rules import FAILED_REWARDS
+from rlctl.tracking.alarms import Alarms
 
 
 @dataclass

@@ -8,8 +8,8 @@ import psutil
 import torch
 from torch import Tensor
 
-from rlctl.monitoring.host_memory import process_memory
 from rlctl.runtime.batch import Ragged, Rollouts
+from rlctl.runtime.training.host_memory import process_memory
 from rlctl.runtime.workers.dispatch import split
 
 # Phases reported as `timing_per_token_ms/*`: per response token, and per token of any kind.

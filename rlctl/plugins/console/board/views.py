@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 
 from rlctl.errors import NotFoundError, RlctlError, UsageError
-from rlctl.monitoring.run_summary import LOSS, REWARD, validation_metric
 from rlctl.plugins.console import nvidia_smi
 from rlctl.plugins.console.board.live_metrics import MetricsCache
 from rlctl.plugins.console.board.sample_pages import SampleQuery, page_of_samples
@@ -39,6 +38,7 @@ from rlctl.sweeps import results
 from rlctl.sweeps.sweep_record import RECORD_FILE, SweepDir, matching_sweep, sweeps
 from rlctl.terminal import visible
 from rlctl.tracking.jsonl import METRICS_FILE
+from rlctl.tracking.run_summary import LOSS, REWARD, validation_metric
 from rlctl.tracking.summary import SERIES
 
 MAX_RUNS = 24  # in one view

@@ -17,7 +17,7 @@ from rlctl.cli.stderr import notice
 from rlctl.cli.table_forms import FORMS, cells
 from rlctl.cli.views.runs import SHOWN_METRICS, short
 from rlctl.errors import NotFoundError
-from rlctl.monitoring.run_summary import percent_or_number
+from rlctl.tracking.run_summary import percent_or_number
 
 if TYPE_CHECKING:
     from rlctl.runs.run import Run

@@ -113,8 +113,8 @@ def _show_advice(run: Run, as_json: bool) -> None:
 
 def _show_components(run: Run, step: int | None, as_json: bool) -> None:
     from rlctl.cli.views.samples import print_sample
-    from rlctl.monitoring.rules import History, opposed
     from rlctl.runs.details import generation_steps
+    from rlctl.tracking.alarm_rules import History, opposed
     from rlctl.tracking.jsonl import TRAINED, generations_file, read_generations
 
     history = History()

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from rlctl.monitoring.run_summary import LOSS, REWARD, percent_or_number, validation_metric
 from rlctl.plugins.console.report.curves import short
 from rlctl.runs.details import alarms, changed_settings
 from rlctl.runs.run import Run
 from rlctl.runs.run_comparison import Comparison, Curve
 from rlctl.sweeps.results import SweepResult
 from rlctl.text import count, duration
+from rlctl.tracking.run_summary import LOSS, REWARD, percent_or_number, validation_metric
 
 _WIDTH = 320
 _HEIGHT = 90

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.live import Live
 
-from rlctl.monitoring.live_panel import LivePanel
-from rlctl.monitoring.safe_console import SafeConsole
+from rlctl.safe_console import SafeConsole
 from rlctl.tracking.console_tracker import ConsoleTracker
+from rlctl.tracking.live_panel import LivePanel
 
 _BETWEEN_S = 0.25  # updates
 _FORM = '<pre style="white-space:pre;line-height:1.2;overflow-x:auto;margin:0">{code}</pre>'

@@ -16,7 +16,6 @@ from rlctl.data_prep.images import data_url
 from rlctl.data_prep.thumbnails import read_thumbnail
 from rlctl.episodes import Episode, ending, facts, speaker
 from rlctl.files import by_step
-from rlctl.monitoring.run_summary import is_accuracy, percent_or_number
 from rlctl.plugins.console.report.curves import curves, short
 from rlctl.plugins.console.report.seeds import seed_bands
 from rlctl.recipes.layers import MISSING
@@ -27,6 +26,7 @@ from rlctl.runs.run import Run
 from rlctl.text import count, duration
 from rlctl.tracking.jsonl import generations_file, read_generations
 from rlctl.tracking.metric_table import MetricTable
+from rlctl.tracking.run_summary import is_accuracy, percent_or_number
 from rlctl.tracking.tracker import Sample
 
 _HEAD_KEYS = ("actor_rollout_ref.model.path", "algorithm.name", "algorithm.adv_estimator")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlctl.monitoring.run_summary import OUTSIDE_A_STEP, SECONDS, TOKENS
 from rlctl.tracking.metric_table import Column, MetricTable
+from rlctl.tracking.run_summary import OUTSIDE_A_STEP, SECONDS, TOKENS
 
 MAX_POINTS = 2000  # of a curve: about the width of a screen in pixels
 _PHASES = "timing_s/"

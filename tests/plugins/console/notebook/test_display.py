@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 import rlctl
-from rlctl.monitoring.alarms import Alarm
 from rlctl.plugins.console.notebook.progress import NotebookTracker
 from rlctl.runs.run import Run, read_run
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.results import results
+from rlctl.tracking.alarms import Alarm
 from rlctl.tracking.tracker import RunInfo
 from tests.recorded import record
 from tests.sweeps.test_selection import sweep

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlctl.monitoring import run_summary
-from rlctl.monitoring.alarms import Alarm
-from rlctl.monitoring.run_summary import Row, figure, is_better, lower_is_better, percent_or_number
 from rlctl.text import count, duration
+from rlctl.tracking import run_summary
+from rlctl.tracking.alarms import Alarm
+from rlctl.tracking.run_summary import Row, figure, is_better, lower_is_better, percent_or_number
 
 # Phases of a step by the name of their timing (`timing_s/gen`): label and colour.
 PHASES = {

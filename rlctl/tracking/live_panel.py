@@ -12,9 +12,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from rlctl.monitoring.panel import PHASES, Panel
-from rlctl.monitoring.run_summary import figure
 from rlctl.text import duration, sparkline
+from rlctl.tracking.panel import PHASES, Panel
+from rlctl.tracking.run_summary import figure
 
 _BESIDE = ("gen", "reward")  # phases of the engines, beside the step of an asynchronous run
 CURVE = 40  # characters

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import psutil
 
-from rlctl.monitoring.rules import MEMORY
+from rlctl.tracking.alarm_rules import MEMORY
 
 _RAY = ("IDLE", "DashboardAgent", "RuntimeEnvAgent")  # processes of Ray itself
 

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import pytest
 
-from rlctl.monitoring.system import Sampler, sample_gpus, sample_machine
 from rlctl.recipes.compose import compose
+from rlctl.runtime.cluster.system import Sampler, sample_gpus, sample_machine
 from rlctl.runtime.launch import _begin_trackers
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import METRICS_FILE, JsonlTracker, read_metrics

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Protocol, runtime_checkable
 
-from rlctl.monitoring.rules import RULES, History, Rule
-from rlctl.monitoring.run_summary import Row
+from rlctl.tracking.alarm_rules import RULES, History, Rule
+from rlctl.tracking.run_summary import Row
 
 EVENT = "alarm"  # kind of an event in events.jsonl
 OVER = "alarm_over"

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from rlctl.cli.startup import print_summary
 from rlctl.cli.views.runs import ago
-from rlctl.monitoring.live_panel import LivePanel
-from rlctl.monitoring.run_summary import RunSummary, percent_or_number, validation_metric
 from rlctl.text import count, duration, sparkline
+from rlctl.tracking.live_panel import LivePanel
+from rlctl.tracking.run_summary import RunSummary, percent_or_number, validation_metric
 
 ACC, REWARD = "val-core/openai/gsm8k/acc/mean@1", "val-core/openai/gsm8k/reward/mean@1"
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from rlctl.monitoring import run_summary
-from rlctl.monitoring.run_summary import Row, figure, lower_is_better, validation_metric
+from rlctl.tracking import run_summary
+from rlctl.tracking.run_summary import Row, figure, lower_is_better, validation_metric
 
 START_STEPS = 3  # the first steps, whose mean is the reference of relative readings
 REWARD_STEPS = 3  # steps over which the reward around a validation is averaged

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.monitoring.alarms import Alarms
-from rlctl.monitoring.rules import RULES, fall_under_rising_reward
-from rlctl.monitoring.run_summary import Row
 from rlctl.recipes.compose import base_settings
+from rlctl.tracking.alarm_rules import RULES, fall_under_rising_reward
+from rlctl.tracking.alarms import Alarms
 from rlctl.tracking.console_tracker import ConsoleTracker
 from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import read_metrics
+from rlctl.tracking.run_summary import Row
 from tests.recorded import record
 
 ACC = "val-core/x/acc/mean@1"
