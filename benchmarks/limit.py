@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.results import record
 from benchmarks.rollout import SHAPES, WORK, build, sample
-from rlctl.quickstart.gguf_model import folder_of
+from rlctl.gguf_model import folder_of
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.base.budget import Budget

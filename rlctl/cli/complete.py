@@ -73,6 +73,6 @@ def explained(incomplete: str) -> list[str]:
 
 def bundled_model(incomplete: str) -> list[str]:
     """Complete the bundled models; the shell offers model folders if nothing matches."""
-    from rlctl.quickstart import FOLDERS
+    from rlctl.quickstart import MODELS
 
-    return [name for name in FOLDERS if name.startswith(incomplete)]
+    return [name for name in MODELS if name.startswith(incomplete)]

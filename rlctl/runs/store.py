@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlctl.errors import NotFoundError
 from rlctl.log import warn_once
-from rlctl.quickstart import FOLDERS
+from rlctl.quickstart import MODELS
 from rlctl.runs.labels import LABELS_FILE, Labels
 from rlctl.runs.naming import DEFAULT_ROOT
 from rlctl.runs.run import ACTIVE, Run, Stamp, build_run, is_run, stamp
@@ -96,7 +96,7 @@ def find_run_or_model(target: str, root: Path | None) -> Run | str:
 
     Raises NotFoundError if it is neither.
     """
-    is_model = target in FOLDERS or (Path(target).expanduser() / "config.json").is_file()
+    is_model = target in MODELS or (Path(target).expanduser() / "config.json").is_file()
     if is_model or is_url(target) or target.lower().endswith(".gguf"):
         return target
     try:

@@ -17,7 +17,7 @@ from rlctl.runs.run import Run
 from rlctl.runtime.card import CARD, Kind, model_card
 from rlctl.runtime.checkpoint.checkpoint_store import MANIFEST, CheckpointStore, ControllerState
 from rlctl.runtime.checkpoint.complete_checkpoints import checkpoint_of, damage
-from rlctl.runtime.data import quickstart
+from rlctl.runtime.data import bundled
 from rlctl.runtime.model.adapter_names import merged_parameters
 from rlctl.runtime.model.lora import add_adapters
 
@@ -171,7 +171,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     from rlctl.runtime.model.vision import copy_processor
     from rlctl.runtime.workers.safe_load import load_into
 
-    config = quickstart.resolve(recompose_run(run, []).config, run)
+    config = bundled.resolve(recompose_run(run, []).config, run)
     role = _trained(checkpoint)
     model = role.model(config)
     fsdp = role.fsdp(config)

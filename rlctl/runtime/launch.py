@@ -22,7 +22,7 @@ from rlctl.runtime.algorithms.base import Needs, sampling_seed
 from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.cluster.pools import InlinePool, Pools
-from rlctl.runtime.data import quickstart
+from rlctl.runtime.data import bundled
 from rlctl.runtime.generators import Generation, with_generator
 from rlctl.runtime.planning.capacity import describe
 from rlctl.runtime.planning.plan import Plan
@@ -175,7 +175,7 @@ def _open_run(
 
     `stack` records the end of the run, and then reports it to them.
     """
-    quickstart.write_data(plan.config)
+    bundled.write_data(plan.config)
     inputs = input_hashes(plan.config)
     with deferred_signals():  # else a stop here would leave a folder without an end
         run = open_run(plan.recipe, plan.config, start, inputs)

@@ -27,7 +27,7 @@ PLACES = {
     "cli/commands/recipes.py:_check_recipe": "samplers",
     "plugins/__init__.py:_import": "advantages",
     "plugins/console/lm_eval/harness.py:evaluate_tasks": None,
-    "quickstart/gguf_model.py:_reader": None,
+    "gguf_model.py:_reader": None,
     "recipes/dialects.py:dialects": None,
     "recipes/plugin_params.py:_unknown_names": "advantages",
     "recipes/plugin_params.py:_load": "advantages",

@@ -16,8 +16,9 @@ import torch
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from rlctl import gguf_model
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError
-from rlctl.quickstart import gguf_model, real_path
+from rlctl.quickstart import real_path
 from rlctl.runtime.data.tokenizer import load_tokenizer, stop_token_ids
 from rlctl.storage import CACHE_VARIABLE
 from tests.e2e.command import rlctl

@@ -24,7 +24,7 @@ from rlctl.runtime.batch import Batch, Rollouts
 from rlctl.runtime.build import build_actor, critic_spec, load_algorithm, role_plugin
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts
 from rlctl.runtime.cluster.pools import InlinePool
-from rlctl.runtime.data import quickstart
+from rlctl.runtime.data import bundled
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.sharding import full_tensor, local_part
 from rlctl.runtime.planning.devices import inline_rank_info
@@ -87,7 +87,7 @@ def replay(bundle: Bundle) -> dict[str, Any]:
     before and the one after, then the initial model; without any that fits, the checkpoint before.
     """
     config = with_models(_on_one_rank(recompose_run(bundle.run.path).config))
-    with quickstart.readable(config) as readable:
+    with bundled.readable(config) as readable:
         algorithm = load_algorithm(readable, num_steps=bundle.facts["step"] + 1)
         pool = InlinePool(inline_rank_info(readable.trainer))
         try:

@@ -48,13 +48,13 @@ def compose_again(run: Run, overrides: Sequence[str], name: str | None) -> Recip
 
 def refuse_changes(run: Run, recipe: Recipe) -> None:
     """Raise ConfigError if data, model, code or environment variables are others than before."""
-    from rlctl.runtime.data import quickstart
+    from rlctl.runtime.data import bundled
     from rlctl.runtime.planning.model_paths import with_models
     from rlctl.runtime.training.drift import changed_environment
     from rlctl.runtime.training.run_folder import input_hashes
 
     record = run.readable_record()
-    with quickstart.readable(with_models(recipe.config)) as config:
+    with bundled.readable(with_models(recipe.config)) as config:
         inputs = input_hashes(config)
     changed = [
         str(Path(path).expanduser().resolve())

@@ -168,7 +168,7 @@ def prompt_rows(run: Run) -> dict[str, PromptRow]:
     Raises the errors of a missing model or data file.
     """
     from rlctl.runs.trust import recompose_run
-    from rlctl.runtime.data import quickstart
+    from rlctl.runtime.data import bundled
     from rlctl.runtime.data.loader import PromptSet
     from rlctl.runtime.planning.draft import Draft
     from rlctl.runtime.planning.model_paths import with_models
@@ -176,7 +176,7 @@ def prompt_rows(run: Run) -> dict[str, PromptRow]:
 
     recipe = recompose_run(run.path)
     config = with_models(recipe.config)
-    with quickstart.readable(config) as existing:
+    with bundled.readable(config) as existing:
         draft = Draft(recipe, config, existing.data, inline=True, run=run.path)
         sets: list[PromptSet] = [draft.prompts]
         if isinstance(draft.validator, Validator):

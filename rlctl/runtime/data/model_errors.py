@@ -30,7 +30,7 @@ def tokenizer_error(error: Exception, path: str, folder: Path, offline: bool) ->
 
 def config_error(error: Exception, path: str, key: str, offline: bool) -> RlctlError:
     """Return the error of a model whose config.json cannot be read; `key` names the model."""
-    near = did_you_mean(path, quickstart.FOLDERS)
+    near = did_you_mean(path, quickstart.MODELS)
     if offline and not near:
         return not_downloaded(path, key)
     return ConfigError(

@@ -12,7 +12,7 @@ from rlctl.recipes.schema import Config
 from rlctl.runs.run import Run
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
-from rlctl.runtime.data import quickstart
+from rlctl.runtime.data import bundled
 from rlctl.runtime.planning.model_paths import with_models
 from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.suggest import hydra_text
@@ -100,5 +100,5 @@ def _trained(config: Config) -> Role:
 
 def _resolve(recipe: Recipe) -> Config:
     config = with_models(recipe.config)
-    quickstart.write_data(config)
+    bundled.write_data(config)
     return config

@@ -13,7 +13,7 @@ from rlctl.recipes.role_table import ROLES
 from rlctl.recipes.schema import Config
 from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
-from rlctl.runtime.data import quickstart
+from rlctl.runtime.data import bundled
 from rlctl.storage import is_url
 
 
@@ -23,7 +23,7 @@ def with_models(config: Config) -> Config:
     Raises NotFoundError for a run without a checkpoint, and ConfigError for an ambiguous name.
     """
     root = Path(config.trainer.run_dir)
-    config = quickstart.resolve(config, root)
+    config = bundled.resolve(config, root)
     for key in sorted({role.model_key for role in ROLES}):
         path = _path(attrgetter(key)(config).path, root, key)
         config = config.replaced(f"{key}.path", path)

@@ -16,7 +16,7 @@ from rlctl.recipes.compose import Recipe
 from rlctl.recipes.role_table import needed_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.data import quickstart
+from rlctl.runtime.data import bundled
 from rlctl.runtime.data.loader import PromptLoader
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.planning.devices import Devices, pool_device, pool_sizes
@@ -106,7 +106,7 @@ def make_plan(recipe: Recipe, inline: bool, run: Path | None = None) -> Plan:
     this plan; None: a new run, whose name must be free.
     """
     config = with_models(recipe.config)
-    with quickstart.readable(config) as existing:
+    with bundled.readable(config) as existing:
         draft = Draft(recipe, config, existing.data, inline, run)
         for check in CHECKS:
             draft.errors.run(check, draft)

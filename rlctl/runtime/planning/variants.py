@@ -9,7 +9,7 @@ from typing import Any
 
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.runtime.data import quickstart
+from rlctl.runtime.data import bundled
 from rlctl.runtime.planning.draft import CHECKS, Draft, check_rewards
 from rlctl.runtime.planning.model_paths import with_models
 from rlctl.runtime.planning.plan import Plan
@@ -54,7 +54,7 @@ class Variants:
         keys = {name: (name, self._key(draft, name)) for name in _SHARED}
         shared = {name: self._made[key] for name, key in keys.items() if key in self._made}
         is_read = all(name in shared for name in _READ)
-        with nullcontext(config) if is_read else quickstart.readable(config) as existing:
+        with nullcontext(config) if is_read else bundled.readable(config) as existing:
             draft.data = existing.data
             for name, made in shared.items():
                 setattr(draft, name, made)

@@ -14,7 +14,7 @@ from rlctl.recipes.recorded_config import Change, changes, edits
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import CONFIG_FILE
 from rlctl.runtime.checkpoint.complete_checkpoints import config_hash
-from rlctl.runtime.data import quickstart
+from rlctl.runtime.data import bundled
 from rlctl.runtime.training.run_folder import input_hashes
 
 _NAMES = ("trainer.experiment_name", "trainer.project_name")
@@ -63,7 +63,7 @@ def changed_files(record: RunRecord, config: schema.Config) -> list[str]:
     record of an earlier version of rlctl does not have are not compared.
     """
     before = {**record.data, **record.reward_code, **record.models}
-    with quickstart.readable(config) as existing:
+    with bundled.readable(config) as existing:
         inputs = input_hashes(existing)
     changed = [
         path

@@ -59,12 +59,12 @@ def show(
     from rlctl.cli.views.samples import print_row, row_entry
     from rlctl.data_prep.rows import existing_file
     from rlctl.json_values import finite
-    from rlctl.runtime.data import quickstart
+    from rlctl.runtime.data import bundled
     from rlctl.runtime.data.readers import Source, learned_tokens, load_reader, reader_rows
     from rlctl.runtime.data.tokenizer import tokenizer_of
     from rlctl.runtime.planning.model_paths import with_models
 
-    with quickstart.readable(with_models(config)) as ready:
+    with bundled.readable(with_models(config)) as ready:
         tokenizer: Any = tokenizer_of(ready.actor_rollout_ref.model)
         source = Source(existing_file(file), tokenizer, ready.data, ready.data.skip_invalid)
         rows = reader_rows(load_reader(ready.data), source)

@@ -110,12 +110,12 @@ def fit(
         composed, command = _of_recipe(verb, words, model, recipe)
     from rlctl.plugins.console.fit.fit_search import Search
     from rlctl.plugins.console.fit.fits import meshes
-    from rlctl.runtime.data import quickstart
+    from rlctl.runtime.data import bundled
     from rlctl.runtime.planning.known_gpus import find_device
 
     target = find_device(device, memory)
     per_node = devices or (8 if target.kind == "cuda" else 1)
-    config = quickstart.resolve(composed.config, Path(composed.config.trainer.run_dir))
+    config = bundled.resolve(composed.config, Path(composed.config.trainer.run_dir))
     search = Search.of(composed, config, target)
     fits = [search.best(mesh) for mesh in meshes(per_node, nodes)]
     chosen = next((fit for fit in fits if fit.rows), None)

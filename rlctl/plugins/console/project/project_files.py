@@ -16,7 +16,7 @@ from rlctl.data_prep.rows import RowSource, write_rows
 from rlctl.errors import ConflictError
 from rlctl.files import write_text
 from rlctl.plugins.console.project.questions import Answers
-from rlctl.quickstart import FOLDERS
+from rlctl.quickstart import MODELS
 
 _NUM_MEASURED = 1000  # prompts whose tokens are counted
 _MAX_BATCH = 128  # prompts of a step
@@ -100,7 +100,7 @@ class Project:
             num_rows=len(splits["train"]),
             schedule=Schedule.of_rows(len(splits["train"]), answers.devices),
             prompt_length=-(-longest * 5 // 4 // 32) * 32,  # a quarter more than was seen
-            **(_SMALL if answers.model in FOLDERS else _LARGE),
+            **(_SMALL if answers.model in MODELS else _LARGE),
         )
         write_text(self.files["recipe"], recipe)
 

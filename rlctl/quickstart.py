@@ -7,13 +7,13 @@ from pathlib import Path
 NAME = "quickstart"  # solves small word problems
 AGENT = "quickstart-agent"  # calls a calculator and walks on a grid
 VISION = "quickstart-vision"  # names coloured shapes in pictures
-FOLDERS = {NAME: "model", AGENT: "agent_model", VISION: "vision_model"}
+MODELS = (NAME, AGENT, VISION)
 
 
 def real_path(model: str) -> str:
     """Return the folder of a shipped model or of a GGUF file's model; any other path unchanged."""
     if model.lower().endswith(".gguf"):
-        from rlctl.quickstart.gguf_model import folder_of
+        from rlctl.gguf_model import folder_of
 
         return folder_of(model)
-    return str(Path(__file__).parent / FOLDERS[model]) if model in FOLDERS else model
+    return str(Path(__file__).parent / "models" / model) if model in MODELS else model
