@@ -14,7 +14,7 @@ import pytest
 
 from rlctl.errors import ResourceError, UsageError
 from rlctl.plugins.console.queue.orders import Line
-from rlctl.plugins.console.slurm.batch import check, parse, submit
+from rlctl.plugins.console.slurm.sbatch import check, parse, submit
 from rlctl.process import DriverProcess
 from rlctl.recipes.compose import compose
 from rlctl.runs.record import RunRecord
@@ -173,7 +173,7 @@ def test_watch_logs_and_stop_of_a_waiting_job(here: Path):
 
 
 def test_watch_names_why_a_job_waits_until_it_is_over(here: Path, monkeypatch):
-    monkeypatch.setattr("rlctl.plugins.console.slurm.batch._POLL_S", 0.05)
+    monkeypatch.setattr("rlctl.plugins.console.slurm.sbatch._POLL_S", 0.05)
     done = submitted(here)
     assert done.returncode == 0
     squeue = here / "bin" / "squeue"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rlctl.plugins.console.slurm.array import why_one_job
-from rlctl.plugins.console.slurm.batch import find
 from rlctl.plugins.console.slurm.job import ON_SLURM, runs_of
+from rlctl.plugins.console.slurm.sbatch import find
 from rlctl.process import DriverProcess
 from rlctl.recipes.compose import compose
 from rlctl.runs.run_dir import RunDir

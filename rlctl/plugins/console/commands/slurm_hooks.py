@@ -22,7 +22,7 @@ stop_app = typer.Typer()
 @watch_app.command(help="")
 def watch(run: RunName, root: Root = None) -> bool:
     """Print why the job of a run waits, until the run begins; return False."""
-    from rlctl.plugins.console.slurm.batch import find
+    from rlctl.plugins.console.slurm.sbatch import find
 
     job = find(RunStore(root).root, run)
     if job is not None and job.state() is not None:
@@ -34,7 +34,7 @@ def watch(run: RunName, root: Root = None) -> bool:
 @logs_app.command(help="")
 def logs(run: RunName, follow: bool = False, root: Root = None) -> bool:
     """Print the output of a job of one process, or without a run yet; else return False."""
-    from rlctl.plugins.console.slurm.batch import find
+    from rlctl.plugins.console.slurm.sbatch import find
 
     job = find(RunStore(root).root, run)
     if job is None or any(job.run.glob("attempts/latest/*-*.log")):
@@ -54,7 +54,7 @@ def logs(run: RunName, follow: bool = False, root: Root = None) -> bool:
 def stop(runs: RunNames, as_json: Json = False, root: Root = None) -> bool:
     """Cancel jobs that wait, and those of sweeps; return True if all of the runs are such."""
     from rlctl.cli.console import print_json
-    from rlctl.plugins.console.slurm.batch import find
+    from rlctl.plugins.console.slurm.sbatch import find
 
     jobs = [find(RunStore(root).root, run) for run in runs]
     waiting = [job for job in jobs if job is not None and job.can_cancel()]

@@ -56,7 +56,7 @@ def run(context: Any, slurm: str | None) -> None:
 
 def _submit(context: Any, options: str) -> None:
     """Submit the command of a context as a job, and follow it unless `--detach` is given."""
-    from rlctl.plugins.console.slurm.batch import check, follow, parse, submit
+    from rlctl.plugins.console.slurm.sbatch import check, follow, parse, submit
 
     check(parse(options))
     announce("checking the command")

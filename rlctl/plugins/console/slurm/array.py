@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 from rlctl.plugins.console.queue.orders import Search
-from rlctl.plugins.console.slurm.batch import Job, run, send, write_order
 from rlctl.plugins.console.slurm.job import ON_SLURM
+from rlctl.plugins.console.slurm.sbatch import Job, run, send, write_order
 from rlctl.process import DriverProcess
 from rlctl.recipes import schema
 from rlctl.recipes.axes import axes_of, check_fixed, check_repeated, split_axes, with_first_values
