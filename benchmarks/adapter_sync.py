@@ -24,7 +24,7 @@ from benchmarks.rollout import build
 from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from benchmarks.weight_sync import engine_pool
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Prompts, Ragged
+from rlctl.runtime.base.batch import Prompts, Ragged
 from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.generation.separate_engines import SeparateEngines

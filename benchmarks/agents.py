@@ -27,7 +27,7 @@ from rlctl.plugins.agents.environments.protocol import Row, Step
 from rlctl.plugins.agents.generator import EpisodeGenerator
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Prompts
+from rlctl.runtime.base.batch import Prompts
 from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.tokenizer import tokenizer_of

@@ -29,14 +29,14 @@ from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from rlctl.data_prep.rows import PromptRow
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.stats import rollout_metrics
+from rlctl.runtime.base.batch import Batch, LogProbs, Prompts, Ragged, Rollouts, Scores
 from rlctl.runtime.base.metrics import Mean, Metrics
-from rlctl.runtime.batch import Batch, LogProbs, Prompts, Ragged, Rollouts, Scores
-from rlctl.runtime.batch.stored import RowRefs, StoredRagged
+from rlctl.runtime.base.roles import G, R, Roles, Total
+from rlctl.runtime.base.stored_fields import RowRefs, StoredRagged
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster import group
 from rlctl.runtime.cluster.group import GroupTransport, Relay, RelayedTransport
 from rlctl.runtime.cluster.pool import RANKS_PER_RELAY
-from rlctl.runtime.roles import G, R, Roles, Total
 from rlctl.runtime.training.step_metrics import length_metrics
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, bind, dispatch
 

@@ -28,7 +28,7 @@ def child(size: str, max_num_seqs: int, threads: int) -> None:
     import torch
 
     from benchmarks.rollout import WORK, build
-    from rlctl.runtime.batch import Ragged
+    from rlctl.runtime.base.batch import Ragged
     from rlctl.runtime.rollout.engine import SamplingParams
     from rlctl.runtime.rollout.hf import HFEngine
 

@@ -35,8 +35,8 @@ from benchmarks.rollout import SHAPES, WORK, build, sample
 from rlctl.gguf_model import folder_of
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Loss
+from rlctl.runtime.base.batch import Ragged, Rollouts
 from rlctl.runtime.base.budget import Budget
-from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.onednn import prepared, product, use_onednn

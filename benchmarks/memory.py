@@ -31,8 +31,8 @@ from benchmarks.results import record
 from benchmarks.table import Row, parse_arguments, show
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
+from rlctl.runtime.base.batch import Experience, Ragged
 from rlctl.runtime.base.metrics import to_floats
-from rlctl.runtime.batch import Experience, Ragged
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import local_part

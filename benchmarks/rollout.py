@@ -29,7 +29,7 @@ from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from rlctl.cores import available_cores
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams

@@ -25,8 +25,8 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     load_policy_loss,
 )
 from rlctl.runtime.base.balance import TokenCounts, micro_batches
+from rlctl.runtime.base.batch import Prompts, Ragged
 from rlctl.runtime.base.clock import Clock
-from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.launch import open_pools

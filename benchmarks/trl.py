@@ -32,12 +32,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteriaList,
 from benchmarks.results import record
 from benchmarks.rollout import RowLimits
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Scored
+from rlctl.runtime.base.batch import Scored
+from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.launch import open_pools
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.rewards.gsm8k import score
-from rlctl.runtime.roles import Roles
 from rlctl.runtime.rollout.engine import Responses, RolloutEngine, SamplingParams
 from rlctl.runtime.workers.actor import ActorWorker
 

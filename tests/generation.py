@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.base.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences

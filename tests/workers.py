@@ -9,7 +9,7 @@ import torch
 
 from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.ppo import PPO
-from rlctl.runtime.batch import Experience, Ragged, Rollouts
+from rlctl.runtime.base.batch import Experience, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import full_tensor

@@ -30,7 +30,7 @@ from benchmarks.gpu.capturing import capturer_of
 from benchmarks.gpu.recorder import Recorder, Settings
 from benchmarks.gpu.shapes import write_config
 from benchmarks.gpu.work import ACTOR, build_actor, experience, pool
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel

@@ -23,7 +23,7 @@ from benchmarks.gpu.work import rank_info, release
 from benchmarks.gpu.work import settings as model_settings
 from rlctl.plugins import load
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine, Steps

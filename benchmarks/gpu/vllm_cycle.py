@@ -19,7 +19,7 @@ from benchmarks.gpu.machine import synchronize
 from benchmarks.gpu.recorder import Recorder, Settings
 from benchmarks.gpu.shapes import write_config
 from benchmarks.gpu.work import ACTOR, build_actor, experience, pool
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.base.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.model.load import compute_dtype
 from rlctl.runtime.rollout.vllm_engine.versions import check_installed

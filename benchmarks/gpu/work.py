@@ -14,7 +14,7 @@ from benchmarks.gpu.machine import reset_peak_memory
 from benchmarks.gpu.shapes import built_on
 from rlctl.cores import available_cores
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Experience, Ragged
+from rlctl.runtime.base.batch import Experience, Ragged
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.model.rank_info import RankInfo

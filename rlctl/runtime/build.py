@@ -28,11 +28,11 @@ from rlctl.recipes.role_table import (
     needed_roles,
 )
 from rlctl.runtime.algorithms.base import Algorithm, Needs, RoutesRows, ValueLoss
+from rlctl.runtime.base.roles import Actor, Critic, Reference, Reward, RewardModel, Roles
 from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.rewards.reward_pool import RewardPool
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Actor, Critic, Reference, Reward, RewardModel, Roles
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker

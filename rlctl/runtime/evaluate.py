@@ -21,8 +21,9 @@ from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.role_table import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Algorithm, Needs, generate
 from rlctl.runtime.algorithms.pair_metrics import pair_metrics
+from rlctl.runtime.base.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.base.metrics import to_floats
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.base.roles import RewardModel, Roles
 from rlctl.runtime.build import (
     build_actor,
     build_reward,
@@ -52,7 +53,6 @@ from rlctl.runtime.rewards.functions import CallResult
 from rlctl.runtime.rewards.reward_pool import RewardPool
 from rlctl.runtime.rewards.reward_report import RewardReport
 from rlctl.runtime.rewards.specs import scored_sources
-from rlctl.runtime.roles import RewardModel, Roles
 from rlctl.runtime.training.validation import Validation, Validator
 
 LOG = logging.getLogger(__name__)

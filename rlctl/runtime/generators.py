@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.rows import PromptRow
 from rlctl.plugins import load
 from rlctl.recipes import schema
-from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.base.batch import Prompts, Rollouts
+from rlctl.runtime.base.roles import Generator, Roles
 from rlctl.runtime.generation.policy_engines import Engines
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Generator, Roles
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 
 if TYPE_CHECKING:

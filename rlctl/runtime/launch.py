@@ -40,9 +40,9 @@ from rlctl.tracking.jsonl import metric_rows
 from rlctl.tracking.tracker import Event
 
 if TYPE_CHECKING:
+    from rlctl.runtime.base.roles import Roles
     from rlctl.runtime.cluster.health import OnLost
     from rlctl.runtime.generation.policy_engines import Engines
-    from rlctl.runtime.roles import Roles
     from rlctl.runtime.training.listeners import Listeners
     from rlctl.runtime.training.restore import ResumePoint
 

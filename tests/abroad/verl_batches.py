@@ -18,8 +18,8 @@ from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.correction import Correction
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
+from rlctl.runtime.base.batch import Experience, Ragged
 from rlctl.runtime.base.ops import PolicyOutputs
-from rlctl.runtime.batch import Experience, Ragged
 from tests.configs import configured
 from tests.settings import given
 

@@ -26,7 +26,7 @@ MARKS = {
 # Modules of engines in processes of their own, and of what a model or a setting asks vLLM for.
 FEATURES = {
     "data_prep.images",
-    "runtime.batch.image_processor",
+    "runtime.base.image_processor",
     "runtime.cluster.engine_group",
     "runtime.model.image_attention",
     "runtime.model.routing",

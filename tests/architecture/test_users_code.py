@@ -52,7 +52,7 @@ PLACES = {
     "runtime/algorithms/advantages/base.py:load_estimator": "advantages",
     "runtime/algorithms/kl.py:load_kl_estimator": "kl_estimators",
     "runtime/algorithms/policy_losses/base.py:load_policy_loss": "policy_losses",
-    "runtime/batch/image_processor.py:_auto": None,
+    "runtime/base/image_processor.py:_auto": None,
     "runtime/build.py:load_algorithm": "algorithms",
     "plugins/objectives/dataset_class.py:dataset_class": "readers",
     "runtime/data/readers.py:load_reader": "readers",

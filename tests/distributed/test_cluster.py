@@ -29,7 +29,7 @@ from ray.cluster_utils import Cluster
 
 from rlctl.recipes.compose import compose
 from rlctl.runs.events import read_events
-from rlctl.runtime.batch import Prompts, Ragged
+from rlctl.runtime.base.batch import Prompts, Ragged
 from rlctl.runtime.cluster.engine_group import EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import RAY_SETTINGS

@@ -15,8 +15,8 @@ import torch
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
+from rlctl.runtime.base.batch import Experience
 from rlctl.runtime.base.metrics import to_floats
-from rlctl.runtime.batch import Experience
 from rlctl.runtime.model import compiled
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.planning.devices import Devices

@@ -18,7 +18,7 @@ from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runs.engine_requests import EngineRequest, PoolStatus, RequestStatus, send
-from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
+from rlctl.runtime.base.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster import membership
 from rlctl.runtime.cluster.pool import PoolSpec

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from rlctl.runs.engine_requests import EngineRequest, PoolStatus, send
-from rlctl.runtime.batch import Rollouts
+from rlctl.runtime.base.batch import Rollouts
+from rlctl.runtime.base.roles import LostEnginesError
 from rlctl.runtime.cluster import membership
 from rlctl.runtime.cluster.pool_engine import Engine
 from rlctl.runtime.generation.separate_engines import SeparateEngines
-from rlctl.runtime.roles import LostEnginesError
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
 from rlctl.runtime.rollout.requests import Completion, Slice
 from rlctl.runtime.rollout.sampling_params import to_rollouts

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch import Prompts, Ragged
+from rlctl.runtime.base.batch import Prompts, Ragged
 from rlctl.runtime.model.adapter_names import merged_parameters, without_adapters
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch import LogProbs, Prompts, Ragged
+from rlctl.runtime.base.batch import LogProbs, Prompts, Ragged
 from rlctl.runtime.model import phase_offload
 from rlctl.runtime.model.phase_offload import PhaseOffload
 from rlctl.runtime.model.rank_info import RankInfo

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Experience, Prompts, Ragged, Rollouts
+from rlctl.runtime.base.batch import Experience, Prompts, Ragged, Rollouts
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.vllm_engine.weights import model_runner
 from rlctl.runtime.workers.actor import ActorWorker

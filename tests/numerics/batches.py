@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlctl.runtime.algorithms.advantages.base import AdvantageInputs
 from rlctl.runtime.algorithms.policy_losses.base import PolicyTokens
-from rlctl.runtime.batch import Ragged, Scored
+from rlctl.runtime.base.batch import Ragged, Scored
 
 
 def golden_rows() -> AdvantageInputs:

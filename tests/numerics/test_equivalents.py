@@ -29,8 +29,8 @@ from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
 from rlctl.runtime.algorithms.token_rewards import overlong_penalty
 from rlctl.runtime.algorithms.value_loss import value_loss
+from rlctl.runtime.base.batch import Experience
 from rlctl.runtime.base.ops import PolicyOutputs
-from rlctl.runtime.batch import Experience
 from tests.configs import configured
 from tests.plugin_folders import folder_of, is_there, marks_of
 from tests.settings import given

@@ -15,8 +15,8 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.old_log_probs import OwnPass, PassBefore
 from rlctl.runtime.algorithms.policy_losses.base import PolicyTokens
 from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.base.batch import Experience
 from rlctl.runtime.base.ops import PolicyOutputs
-from rlctl.runtime.batch import Experience
 from tests.configs import configured
 from tests.numerics.loss_formulas import CLIP, FORMULAS, Plain
 from tests.plugin_folders import of_plugins

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.base import ops
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.model import causal_lm
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.sequences import Sequences

@@ -26,7 +26,7 @@ from transformers import (
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.data.tokenizer import encode_prompt, load_tokenizer, stop_token_ids
 from rlctl.runtime.model.adapter_names import engine_parameters, merged_parameters
 from rlctl.runtime.model.attention import use_rlctl_attention

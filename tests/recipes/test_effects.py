@@ -22,8 +22,8 @@ from rlctl.recipes.schema import Config
 from rlctl.recipes.unused_keys import unused_keys
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.base.batch import LogProbs, Ragged, Scored
 from rlctl.runtime.base.ops import PolicyOutputs
-from rlctl.runtime.batch import LogProbs, Ragged, Scored
 from tests.plugin_folders import is_there
 
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.model import activation_offload
 from rlctl.runtime.model.activation_offload import Lane
 from rlctl.runtime.model.activations import save_activation_memory

@@ -13,7 +13,7 @@ from torch.nn.attention import varlen
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.model import gpu_kernels, kernels, shared_prompts
 from rlctl.runtime.model.attention import Packing, use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel

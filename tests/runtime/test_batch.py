@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from rlctl.episodes import Episode, Message
 from rlctl.errors import ConfigError
-from rlctl.runtime.batch import Batch, Ragged, Scored
-from rlctl.runtime.batch.ragged import Packed
-from rlctl.runtime.batch.stored import Fields, attach, detach, fetched
+from rlctl.runtime.base.batch import Batch, Ragged, Scored
+from rlctl.runtime.base.ragged import Packed
+from rlctl.runtime.base.stored_fields import Fields, attach, detach, fetched
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
 from rlctl.runtime.model.sequences import concat_ragged
 from tests.numerics.batches import scored_batch

@@ -16,7 +16,7 @@ from rlctl.errors import ConfigError, RlctlError
 from rlctl.plugins import load_with_params
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch import Prompts, Ragged, Scored
+from rlctl.runtime.base.batch import Prompts, Ragged, Scored
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.mixing import MixedSampler, Part
 from rlctl.runtime.data.samplers import StatefulSampler, random_order, sequential_order

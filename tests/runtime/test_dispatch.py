@@ -13,9 +13,9 @@ import torch
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import InternalError, UsageError
+from rlctl.runtime.base.batch import LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.base.clock import Clock, timed
 from rlctl.runtime.base.metrics import Mean, Metrics, Sum
-from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.critic import CriticWorker
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, bind, dispatch, join, split
@@ -276,7 +276,7 @@ def test_the_protocol_methods_of_every_worker_carry_dispatch(worker: type[Worker
             sent.append(method)
 
     handle = bind(worker, Sent())
-    roles = [each for each in worker.__mro__ if each.__module__ == "rlctl.runtime.roles"]
+    roles = [each for each in worker.__mro__ if each.__module__ == "rlctl.runtime.base.roles"]
     names = {name for role in roles for name in vars(role) if not name.startswith("_")}
     for name in names:
         getattr(handle, name)()

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, MissingExtraError, RlctlError
 from rlctl.plugins import load, names
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.routing import OWN, Routers, routing_shape

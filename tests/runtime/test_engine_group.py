@@ -18,7 +18,8 @@ import torch
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from rlctl.errors import InternalError, RlctlError
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.base.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.base.roles import LostEnginesError
 from rlctl.runtime.cluster import engine_group, engine_processes, live_engines, pool_engine
 from rlctl.runtime.cluster.channels import StoredWeights
 from rlctl.runtime.cluster.engine_group import EngineGroup
@@ -28,7 +29,6 @@ from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.pool_engine import Engine
 from rlctl.runtime.generation.separate_engines import SeparateEngines
 from rlctl.runtime.model.engine_weights import Selection
-from rlctl.runtime.roles import LostEnginesError
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WeightChannel

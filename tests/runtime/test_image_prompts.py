@@ -18,9 +18,9 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.quickstart import NAME, VISION, real_path
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch import Batch, Ragged
-from rlctl.runtime.batch import image_processor as batch_images
-from rlctl.runtime.batch.image_processor import ImageProcessor, num_image_tokens
+from rlctl.runtime.base import image_processor as batch_images
+from rlctl.runtime.base.batch import Batch, Ragged
+from rlctl.runtime.base.image_processor import ImageProcessor, num_image_tokens
 from rlctl.runtime.data import row_table
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.loader import PromptSet

@@ -17,8 +17,8 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.lr_schedule import Schedule
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.sft import SFT
-from rlctl.runtime.batch import LogProbs, Rollouts
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.base.batch import LogProbs, Rollouts
+from rlctl.runtime.base.roles import Roles
 from tests.numerics.batches import scored_batch
 from tests.settings import given
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, PreTrainedModel
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.model import probe
 from rlctl.runtime.model.adapter_names import merged_parameters
 from rlctl.runtime.model.attention import use_rlctl_attention

@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Config
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.model import attention, causal_lm
 from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.attention import Packing, use_rlctl_attention

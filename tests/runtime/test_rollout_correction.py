@@ -14,10 +14,10 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.algorithms.old_log_probs import PassBefore
 from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.base.batch import Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.base.metrics import to_floats
 from rlctl.runtime.base.ops import PolicyOutputs
-from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.base.roles import Roles
 from tests.configs import configured
 from tests.numerics.batches import scored_batch
 from tests.plugin_folders import of_settings

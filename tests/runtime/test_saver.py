@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from rlctl.errors import ResourceError
 from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.checkpoint.checkpoint_store import (
     ROWS,
     CheckpointStore,
@@ -24,7 +25,6 @@ from rlctl.runtime.checkpoint.checkpoint_store import (
 from rlctl.runtime.checkpoint.complete_checkpoints import damage, latest_complete
 from rlctl.runtime.checkpoint.saver import Saver
 from rlctl.runtime.model.rank_info import RankInfo
-from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.background import FAILED, PARTS, WRITING, WRITTEN, BackgroundWriter
 from tests.configs import configured
 

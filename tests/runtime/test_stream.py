@@ -21,7 +21,7 @@ import torch
 
 from rlctl.errors import RlctlError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.base.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.generation.overlap import OverlappedGenerator
 from rlctl.runtime.generation.policy_engines import ColocatedEngines, RankEngines, TurnEngines
 from rlctl.runtime.generation.schedule import Schedule

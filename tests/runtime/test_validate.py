@@ -15,8 +15,8 @@ from rlctl.episodes import Episode
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.sft import SFT
 from rlctl.runtime.algorithms.stats import rollout_metrics, uniform_groups
+from rlctl.runtime.base.batch import Prompts, Ragged, Scored
 from rlctl.runtime.base.metrics import to_floats
-from rlctl.runtime.batch import Prompts, Ragged, Scored
 from rlctl.runtime.training.validation import validation_metrics
 from rlctl.tracking.tracker import Sample
 from tests.generation import respond

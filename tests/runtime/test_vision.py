@@ -24,8 +24,8 @@ from rlctl.data_prep.shapes import ShapesParams, shapes
 from rlctl.data_prep.thumbnails import read_thumbnail
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Prompts, Ragged
-from rlctl.runtime.batch.image_processor import image_token
+from rlctl.runtime.base.batch import Prompts, Ragged
+from rlctl.runtime.base.image_processor import image_token
 from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.model import image_attention
 from rlctl.runtime.model.attention import use_rlctl_attention

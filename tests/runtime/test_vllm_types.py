@@ -20,7 +20,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from rlctl.errors import RlctlError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.model.adapter_names import engine_parameters
 from rlctl.runtime.model.padded_rows import use_own_attention
 from rlctl.runtime.model.routing import SUPPORTED, routing_shape

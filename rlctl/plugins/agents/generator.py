@@ -23,9 +23,9 @@ from rlctl.plugins.agents.episode import EpisodeRun, EpisodeSettings, EpisodeTas
 from rlctl.plugins.agents.episode_setup import check_episodes, episode_settings
 from rlctl.plugins.agents.programs.program_run import ProgramRun
 from rlctl.recipes import schema
+from rlctl.runtime.base.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.base.clock import timed
 from rlctl.runtime.base.ops import first_rows
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.generation.on_engines import OnEngines
 from rlctl.runtime.generation.policy_engines import Engines
 from rlctl.runtime.generation.schedule import OnStates, Schedule

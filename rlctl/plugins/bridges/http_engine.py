@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.plugins import Unused
 from rlctl.recipes import schema
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,

@@ -20,7 +20,7 @@ from rlctl.runs.run import Run, read_run
 from rlctl.runs.store import RunStore
 from rlctl.runs.trust import recompose_run
 from rlctl.runtime.algorithms.base import Algorithm
-from rlctl.runtime.batch import Batch, Rollouts
+from rlctl.runtime.base.batch import Batch, Rollouts
 from rlctl.runtime.build import build_actor, critic_spec, load_algorithm, role_plugin
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts
 from rlctl.runtime.cluster.pools import InlinePool

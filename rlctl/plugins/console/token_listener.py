@@ -15,9 +15,9 @@ from rlctl.plugins.console.token_values import MOST_ROWS, Recorded, RecordingAct
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.algorithms.policy_losses.base import ClipRange
-from rlctl.runtime.batch.stored import fetched
+from rlctl.runtime.base.roles import Roles
+from rlctl.runtime.base.stored_fields import fetched
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.listeners import Listener
 
 Count = Annotated[int, Field(ge=1)]

@@ -25,10 +25,10 @@ from rlctl.recipes.role_table import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Loss, Needs
 from rlctl.runtime.algorithms.lr_schedule import Schedule
 from rlctl.runtime.algorithms.pair_metrics import moments, pair_metrics
+from rlctl.runtime.base.batch import Prompts, Rollouts, Scored
 from rlctl.runtime.base.metrics import Metrics, merge
-from rlctl.runtime.batch import Prompts, Rollouts, Scored
+from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.data.conversations import MARGIN, Pairs, pair_fields
-from rlctl.runtime.roles import Roles
 
 _SCALE_DECAY = 0.9  # of the mean and deviation of the scores, per update
 

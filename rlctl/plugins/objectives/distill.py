@@ -27,11 +27,11 @@ from rlctl.runtime.algorithms.base import (
     PolicyAlgorithm,
     rows_of_groups,
 )
+from rlctl.runtime.base.batch import Ragged, Rollouts, Scored
 from rlctl.runtime.base.metrics import Mean, Metrics, merge
 from rlctl.runtime.base.ops import PolicyOutputs, masked_sum
-from rlctl.runtime.batch import Ragged, Rollouts, Scored
+from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.data.conversations import text_field
-from rlctl.runtime.roles import Roles
 
 _SINGLE = ("path", "tokenizer_path", "override_config*")  # keys of a single teacher
 

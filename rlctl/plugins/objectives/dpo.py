@@ -27,10 +27,10 @@ from rlctl.plugins.objectives.pair_losses import PairAlgorithm, PairParams
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs, step_seed
 from rlctl.runtime.algorithms.sft import GivenResponses
+from rlctl.runtime.base.batch import Prompts, Scored
 from rlctl.runtime.base.ops import first_rows
-from rlctl.runtime.batch import Prompts, Scored
+from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.data.conversations import pair_fields, pair_texts
-from rlctl.runtime.roles import Roles
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from rlctl.episodes import Message
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import REWARD_MODEL
+from rlctl.runtime.base.batch import Rollouts, Scores
 from rlctl.runtime.base.clock import timed
-from rlctl.runtime.batch import Rollouts, Scores
-from rlctl.runtime.batch.image_processor import Images
+from rlctl.runtime.base.image_processor import Images
+from rlctl.runtime.base.roles import Reward, RewardModel
 from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.data.tokenizer import Chat, with_response
 from rlctl.runtime.model.reward_model import MEAN, STD
 from rlctl.runtime.rewards.role import RULE, RuleReward, check_failed_share
-from rlctl.runtime.roles import Reward, RewardModel
 from rlctl.storage import local
 
 LOG = logging.getLogger(__name__)

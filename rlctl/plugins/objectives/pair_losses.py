@@ -27,10 +27,10 @@ from rlctl.runtime.algorithms.base import (
     rows_of_groups,
 )
 from rlctl.runtime.algorithms.mismatch import sampled_log_probs
+from rlctl.runtime.base.batch import Ragged, Rollouts, Scored
 from rlctl.runtime.base.metrics import Mean, Metrics, Sum, merge
 from rlctl.runtime.base.ops import PolicyOutputs, group_sum, masked_sum
-from rlctl.runtime.batch import Ragged, Rollouts, Scored
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.base.roles import Roles
 
 
 class PairParams(Params):

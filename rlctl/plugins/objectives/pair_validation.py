@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.algorithms.pair_metrics import pair_metrics
+from rlctl.runtime.base.batch import Rollouts
 from rlctl.runtime.base.metrics import to_floats
-from rlctl.runtime.batch import Rollouts
+from rlctl.runtime.base.roles import RewardModel, Roles
 from rlctl.runtime.data.conversations import Pairs, pair_texts
 from rlctl.runtime.data.loader import PromptSet
-from rlctl.runtime.roles import RewardModel, Roles
 from rlctl.runtime.training.validation import Validation, by_digest, prompts_of
 from rlctl.tracking.tracker import Sample
 

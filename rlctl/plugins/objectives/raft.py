@@ -23,10 +23,10 @@ from rlctl.runtime.algorithms.base import (
     rows_of_groups,
 )
 from rlctl.runtime.algorithms.sft import negative_log_likelihood
+from rlctl.runtime.base.batch import Rollouts, Scored
 from rlctl.runtime.base.metrics import Mean, Metrics, merge
 from rlctl.runtime.base.ops import PolicyOutputs, first_rows
-from rlctl.runtime.batch import Rollouts, Scored
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.base.roles import Roles
 
 
 class RaftParams(PluginParams):

@@ -9,9 +9,10 @@ from torch import Tensor
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Loss, ScoreLoss
+from rlctl.runtime.base.batch import Ragged, Rollouts
 from rlctl.runtime.base.budget import Budget
 from rlctl.runtime.base.metrics import Metrics
-from rlctl.runtime.batch import Ragged, Rollouts
+from rlctl.runtime.base.roles import RewardLearner, RewardModel
 from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.adapter_names import adapt
 from rlctl.runtime.model.load import Kind, load_model, master_dtype
@@ -20,7 +21,6 @@ from rlctl.runtime.model.reward_model import RewardModel as Model
 from rlctl.runtime.model.reward_model import write_scale
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.tower import freeze_tower
-from rlctl.runtime.roles import RewardLearner, RewardModel
 from rlctl.runtime.workers.base import LearningWorker, ModelWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rlctl.plugins.objectives.pair_validation import PairValidator
     from rlctl.recipes import schema
     from rlctl.runtime.algorithms.base import Algorithm
+    from rlctl.runtime.base.roles import Reward, RewardLearner, RewardModel
     from rlctl.runtime.cluster.pools import Pool
     from rlctl.runtime.data.loader import PromptSet
-    from rlctl.runtime.roles import Reward, RewardLearner, RewardModel
 
 
 class RewardModelRole:

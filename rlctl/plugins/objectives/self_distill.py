@@ -25,10 +25,10 @@ from rlctl.errors import ConfigError
 from rlctl.plugins.objectives.distill import DistillAlgorithm, DistillParams
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.base.batch import Ragged, Scored
 from rlctl.runtime.base.metrics import Metrics
-from rlctl.runtime.batch import Ragged, Scored
+from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.data.tokenizer import encode_prompt, ends_with_assistant, tokenizer_of
-from rlctl.runtime.roles import Roles
 
 _TEMPLATE = (
     "{problem}\n\nHere is a reference solution to this problem:\n{solution}\n\n"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlctl.runtime.base.batch import Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.base.metrics import Metrics
-from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
-from rlctl.runtime.roles import Actor
+from rlctl.runtime.base.roles import Actor
 
 if TYPE_CHECKING:
     from rlctl.runtime.algorithms.ppo import PPO

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from rlctl.errors import ConfigError
 from rlctl.plugins import suggestion
+from rlctl.runtime.base.batch import Experience
 from rlctl.runtime.base.metrics import Mean, Sum
 from rlctl.runtime.base.ops import masked_sum, row_sum
-from rlctl.runtime.batch import Experience
-from rlctl.runtime.roles import Total
+from rlctl.runtime.base.roles import Total
 
 MODES = (
     "token-mean",

@@ -15,10 +15,10 @@ from rlctl.plugins import Params
 from rlctl.plugins.result_check import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.lr_schedule import Schedule
+from rlctl.runtime.base.batch import Experience, Prompts, Rollouts, Scored
 from rlctl.runtime.base.metrics import Metrics
 from rlctl.runtime.base.ops import PolicyOutputs, ceil_div
-from rlctl.runtime.batch import Experience, Prompts, Rollouts, Scored
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.base.roles import Roles
 
 if TYPE_CHECKING:
     from rlctl.data_prep.row_fields import RowField

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rlctl.runtime.algorithms.mismatch import sum_of_probs_diff
 from rlctl.runtime.algorithms.token_rewards import KL_PENALTY
+from rlctl.runtime.base.batch import Batch, Experience, LogProbs, Ragged, Rollouts, Scored
 from rlctl.runtime.base.metrics import Metric, Metrics
-from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Rollouts, Scored
-from rlctl.runtime.roles import Actor, Total
+from rlctl.runtime.base.roles import Actor, Total
 
 if TYPE_CHECKING:
     from rlctl.runtime.algorithms.ppo import PPO

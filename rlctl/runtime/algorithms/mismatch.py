@@ -7,9 +7,9 @@ mean of |π_engine − π_trainer| over their tokens exceeds `Roles.max_probs_di
 from __future__ import annotations
 
 from rlctl.runtime.algorithms.sampled_tokens import PROBS_DIFF, SampledTokens, probs_diff
+from rlctl.runtime.base.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.base.metrics import Mean, Metrics
-from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
-from rlctl.runtime.roles import REFUSED, Actor, Roles
+from rlctl.runtime.base.roles import REFUSED, Actor, Roles
 
 
 class RolloutMismatch(Exception):

@@ -17,10 +17,10 @@ from rlctl.runtime.algorithms.mismatch import check_update, sampled_log_probs
 from rlctl.runtime.algorithms.policy_losses.base import TokenLoss
 from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
 from rlctl.runtime.algorithms.stats import entropy_metric
+from rlctl.runtime.base.batch import Batch, Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.base.metrics import Metrics
 from rlctl.runtime.base.ops import PolicyOutputs
-from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Scored
-from rlctl.runtime.roles import Actor, Roles, Total
+from rlctl.runtime.base.roles import Actor, Roles, Total
 
 
 class PolicyUpdate(Protocol):

@@ -58,11 +58,11 @@ from rlctl.runtime.algorithms.ppo_checks import check_settings
 from rlctl.runtime.algorithms.stats import entropy_metric, experience_metrics, spread
 from rlctl.runtime.algorithms.token_rewards import overlong_penalty, penalise_kl, score_at_end
 from rlctl.runtime.algorithms.value_loss import value_loss
+from rlctl.runtime.base.batch import Experience, LogProbs, Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.base.metrics import Mean, Metrics, Sum, merge
 from rlctl.runtime.base.ops import PolicyOutputs, lowest_if_missing
-from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts, Scored
-from rlctl.runtime.batch.ragged import padded
-from rlctl.runtime.roles import Roles, Total
+from rlctl.runtime.base.ragged import padded
+from rlctl.runtime.base.roles import Roles, Total
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from rlctl.data_prep.rows import PromptRow
+from rlctl.runtime.base.batch import LogProbs, Rollouts
 from rlctl.runtime.base.budget import OomRetry
-from rlctl.runtime.batch import LogProbs, Rollouts
-from rlctl.runtime.roles import Actor, Reference, Weights
+from rlctl.runtime.base.roles import Actor, Reference, Weights
 
 
 @dataclass(frozen=True)

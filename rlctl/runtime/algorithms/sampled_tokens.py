@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.algorithms.policy_losses.base import MAX_LOG_RATIO
+from rlctl.runtime.base.batch import Rollouts
 from rlctl.runtime.base.metrics import Max, Mean, Metrics, Min, Std
 from rlctl.runtime.base.ops import row_mean, row_sum
-from rlctl.runtime.batch import Rollouts
 
 PROBS_DIFF = "training/rollout_probs_diff_mean"
 

@@ -19,11 +19,11 @@ from rlctl.data_prep.row_fields import RowField, read_text
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import AGGREGATION_KEYS, PPO_KEYS, Loss, Needs, Stateless
 from rlctl.runtime.algorithms.lr_schedule import Schedule
+from rlctl.runtime.base.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.base.metrics import Mean, Metrics, merge
 from rlctl.runtime.base.ops import PolicyOutputs, masked_sum
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
+from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.roles import Roles
 
 
 @dataclass(frozen=True)

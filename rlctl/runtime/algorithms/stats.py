@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlctl.runtime.base.batch import Experience, Ragged, Rollouts, Scored
 from rlctl.runtime.base.metrics import Max, Mean, Metrics, Min, Sum
 from rlctl.runtime.base.ops import first_rows, group_stats
-from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
 
 
 def spread(name: str, values: Tensor) -> Metrics:

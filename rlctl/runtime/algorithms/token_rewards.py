@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.kl import KLController, KLEstimator
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.base.metrics import Mean, Metrics
-from rlctl.runtime.batch import Ragged
 
 KL_PENALTY = "actor/reward_kl_penalty"  # metric: mean over rows
 

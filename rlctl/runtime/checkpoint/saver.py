@@ -22,6 +22,7 @@ from rlctl.errors import ResourceError, RlctlError
 from rlctl.files import free_space, fsync
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.checkpoint.checkpoint_store import (
     CONFIG,
     ROWS,
@@ -30,7 +31,6 @@ from rlctl.runtime.checkpoint.checkpoint_store import (
     Retention,
     metrics_at,
 )
-from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.background import await_written
 
 LOG = logging.getLogger(__name__)

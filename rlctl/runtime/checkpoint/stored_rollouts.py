@@ -20,8 +20,8 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.episodes import Episode
 from rlctl.errors import ConfigError
 from rlctl.files import apply_umask
+from rlctl.runtime.base.batch import Ragged, Rollouts
 from rlctl.runtime.base.ops import first_rows
-from rlctl.runtime.batch import Ragged, Rollouts
 
 _IMAGES = "other_images"  # by the number of a row
 _PROMPTS = "prompts"  # digests of the rows, by number

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import InternalError
-from rlctl.runtime.batch import Batch, Prompts
-from rlctl.runtime.batch.stored import Fields, PackedRows, attach, detach
+from rlctl.runtime.base.batch import Batch, Prompts
+from rlctl.runtime.base.stored_fields import Fields, PackedRows, attach, detach
 from rlctl.runtime.workers.dispatch import Arguments, Dispatch, join, split, split_groups
 
 # Results of a call that have fewer bytes in total are sent with their values: the controller

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from rlctl.errors import InternalError, RlctlError
+from rlctl.runtime.base.roles import LostEnginesError
 from rlctl.runtime.cluster.channels import GroupChannel, Sent, StoreChannel, StoredWeights
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
 from rlctl.runtime.cluster.group_host import GroupHost
@@ -21,7 +22,6 @@ from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.pool_engine import Engine, failure_reason
 from rlctl.runtime.model.engine_weights import Selection
-from rlctl.runtime.roles import LostEnginesError
 from rlctl.runtime.rollout.weight_sync import WeightChannel, uses_object_store
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.rollout import RolloutSpec

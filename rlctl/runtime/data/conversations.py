@@ -20,8 +20,8 @@ from rlctl.data_prep.row_fields import RowField, read_field, read_text
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts
-from rlctl.runtime.batch.image_processor import Images, image_token
+from rlctl.runtime.base.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.base.image_processor import Images, image_token
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import (

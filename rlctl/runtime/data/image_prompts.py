@@ -13,7 +13,7 @@ from rlctl.data_prep.images import Image, content_of, images_in, with_parts
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
-from rlctl.runtime.batch.image_processor import processor_class, processor_of, source_of
+from rlctl.runtime.base.image_processor import processor_class, processor_of, source_of
 from rlctl.runtime.data.tokenizer import Chat, render_prompt
 
 

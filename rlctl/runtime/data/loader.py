@@ -24,7 +24,7 @@ from rlctl.data_prep.sources import TRAIN, data_files
 from rlctl.errors import ConfigError
 from rlctl.plugins.result_check import check_result
 from rlctl.recipes import schema
-from rlctl.runtime.batch import Prompts, Ragged
+from rlctl.runtime.base.batch import Prompts, Ragged
 from rlctl.runtime.data.prompt_lengths import prompt_lengths
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.samplers import (

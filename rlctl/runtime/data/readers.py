@@ -16,7 +16,7 @@ from rlctl.errors import ConfigError
 from rlctl.plugins import load_with_params
 from rlctl.plugins.result_check import check_result
 from rlctl.recipes import schema
-from rlctl.runtime.batch import Prompts, Ragged, Scored
+from rlctl.runtime.base.batch import Prompts, Ragged, Scored
 from rlctl.storage import cache_folder
 
 LOG = logging.getLogger(__name__)

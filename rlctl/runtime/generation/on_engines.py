@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlctl.runtime.base.roles import Generator, Published
 from rlctl.runtime.generation.policy_engines import Engines
-from rlctl.runtime.roles import Generator, Published
 
 
 class OnEngines(Generator):

@@ -7,8 +7,8 @@ and in the same order, and the engines only pause between slices.
 
 from __future__ import annotations
 
+from rlctl.runtime.base.batch import Prompts, Rollouts
 from rlctl.runtime.base.clock import timed
-from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.generation.on_engines import OnEngines
 from rlctl.runtime.generation.policy_engines import Engines
 from rlctl.runtime.rewards.role import RuleReward

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.roles import Generator, Published
+from rlctl.runtime.base.batch import Prompts, Rollouts
+from rlctl.runtime.base.roles import Generator, Published
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 
 FIXED = Slice(steps=8)

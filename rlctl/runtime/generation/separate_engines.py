@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlctl.errors import RlctlError
+from rlctl.runtime.base.batch import Prompts, Rollouts
 from rlctl.runtime.base.clock import timed
-from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.base.roles import LostEnginesError, Published
 from rlctl.runtime.cluster.fair_lock import FairLock
 from rlctl.runtime.generation.policy_engines import Engines
-from rlctl.runtime.roles import LostEnginesError, Published
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
 from rlctl.runtime.rollout.exchange import complete, divide
 from rlctl.runtime.rollout.requests import Completion, Request, Slice

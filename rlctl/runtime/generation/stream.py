@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 
 from rlctl.errors import ConfigError
+from rlctl.runtime.base.batch import Prompts, Rollouts
 from rlctl.runtime.base.clock import timed
-from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.generation.on_engines import OnEngines
 from rlctl.runtime.generation.policy_engines import Engines, TurnEngines
 from rlctl.runtime.generation.schedule import OnStates, Schedule

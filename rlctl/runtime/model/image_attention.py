@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch.image_processor import image_token
+from rlctl.runtime.base.image_processor import image_token
 from rlctl.runtime.model.attention import TokenAttention
 from rlctl.runtime.model.kernels import Reach, attend_dense
 

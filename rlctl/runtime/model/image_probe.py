@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlctl.data_prep.decoded_images import pattern
-from rlctl.runtime.batch.image_processor import image_token, num_image_tokens
+from rlctl.runtime.base.image_processor import image_token, num_image_tokens
 from rlctl.runtime.model.probe import Row, arbitrary_tokens
 from rlctl.runtime.model.tower import image_processor
 

@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.batch import Ragged
-from rlctl.runtime.batch.image_processor import Images, image_token
+from rlctl.runtime.base.batch import Ragged
+from rlctl.runtime.base.image_processor import Images, image_token
 from rlctl.runtime.model.image_attention import LOOKS_AHEAD
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.vision import (

@@ -56,7 +56,7 @@ def class_for(kind: Kind, config: PretrainedConfig) -> Any:
     if kind != "policy":
         return auto_classifier(config)
     if hasattr(config, "vision_config"):
-        from rlctl.runtime.batch.image_processor import reads_images
+        from rlctl.runtime.base.image_processor import reads_images
 
         if reads_images(config):
             return AutoModelForImageTextToText
@@ -102,7 +102,7 @@ def load_model(
         as_plain(loaded)
     use_rlctl_attention(loaded)
     if hasattr(loaded.config, "vision_config"):
-        from rlctl.runtime.batch.image_processor import processor_of
+        from rlctl.runtime.base.image_processor import processor_of
         from rlctl.runtime.model.vision import give_images
 
         if (processor := processor_of(model.path, model.trust_remote_code)) is not None:

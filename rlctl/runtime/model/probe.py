@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, RlctlError
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.base.budget import is_oom
 from rlctl.runtime.base.ops import log_probs_from_logits
-from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel, predicting, run_backbone
 from rlctl.runtime.model.mapped import RankStorage
@@ -34,7 +34,7 @@ from rlctl.runtime.model.state_layers import has_mixers, may_have_kernels
 from rlctl.runtime.model.tower import image_processor, placeholder_ids
 
 if TYPE_CHECKING:
-    from rlctl.runtime.batch.image_processor import Images
+    from rlctl.runtime.base.image_processor import Images
 
 LOG = logging.getLogger(__name__)
 M = TypeVar("M", bound=PackedModel)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.base.ops import first_rows, to_device
-from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing, TokenAttention
 
 if TYPE_CHECKING:
-    from rlctl.runtime.batch.image_processor import Images
+    from rlctl.runtime.base.image_processor import Images
     from rlctl.runtime.model.routing import Routing
     from rlctl.runtime.model.vision import Vision
 

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from rlctl.runtime.model.padded_rows import decoder_of
 
 if TYPE_CHECKING:
-    from rlctl.runtime.batch.image_processor import ImageProcessor
+    from rlctl.runtime.base.image_processor import ImageProcessor
 
 PROCESSOR = "_rlctl_images"  # attribute of a model
 _PLACEHOLDERS = tuple(

@@ -20,9 +20,8 @@ from transformers.utils.hub import cached_file
 from rlctl.data_prep.images import digest_of
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.files import write_bytes
-from rlctl.runtime.base.ops import to_device
-from rlctl.runtime.batch import Ragged
-from rlctl.runtime.batch.image_processor import (
+from rlctl.runtime.base.batch import Ragged
+from rlctl.runtime.base.image_processor import (
     ImageProcessor,
     Images,
     Inputs,
@@ -30,6 +29,7 @@ from rlctl.runtime.batch.image_processor import (
     num_image_tokens,
     patches_per_token,
 )
+from rlctl.runtime.base.ops import to_device
 from rlctl.runtime.model.tower import PROCESSOR, image_processor, placeholder_ids
 
 INEXACT = "_rlctl_images_refused"  # attribute of a model: the error of its probe with images

@@ -6,7 +6,7 @@ from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import needed_roles
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch.image_processor import processor_of
+from rlctl.runtime.base.image_processor import processor_of
 from rlctl.runtime.data.model_folder import is_missing
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.rollout.auto import reads_images

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.episodes import Episode
-from rlctl.runtime.batch import Rollouts
+from rlctl.runtime.base.batch import Rollouts
 from rlctl.runtime.rewards.functions import CallResult
 from rlctl.runtime.rewards.reward_report import RewardReport
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.errors import RlctlError
+from rlctl.runtime.base.batch import Prompts, Rollouts, Scores
 from rlctl.runtime.base.clock import timed
-from rlctl.runtime.batch import Prompts, Rollouts, Scores
+from rlctl.runtime.base.roles import Reward
 from rlctl.runtime.rewards.functions import TIMEOUT_HINT, CallResult
 from rlctl.runtime.rewards.reward_pool import RewardPool, Scoring
 from rlctl.runtime.rewards.reward_report import RewardReport, exceeds
-from rlctl.runtime.roles import Reward
 from rlctl.text import plural
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes import schema
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.base.budget import OomRetry
-from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 
 if TYPE_CHECKING:
-    from rlctl.runtime.batch.image_processor import Images
+    from rlctl.runtime.base.image_processor import Images
     from rlctl.runtime.model.routing import RoutingShape
 
 _log = logging.getLogger(__name__)

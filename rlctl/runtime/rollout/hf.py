@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.base.budget import Budget, OomRetry, free_memory, is_oom
-from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.padded_rows import has_padded_rows
 from rlctl.runtime.model.state_layers import has_mixers

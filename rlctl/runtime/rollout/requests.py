@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from rlctl.runtime.batch.image_processor import Images
+    from rlctl.runtime.base.image_processor import Images
 
 
 _keys = count()

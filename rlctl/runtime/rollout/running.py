@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.rollout.decoding import Decode, Extension, Prefill
 from rlctl.runtime.rollout.fused import Passes

@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.recipes import schema
-from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.base.batch import Prompts, Rollouts
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.rollout.engine import Responses, SamplingParams, random_streams
 
 if TYPE_CHECKING:
-    from rlctl.runtime.batch.image_processor import Images
+    from rlctl.runtime.base.image_processor import Images
     from rlctl.runtime.model.routing import RoutingShape
 
 # Rows that engines decode at a time by default.

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from rlctl.errors import InternalError
 from rlctl.plugins import load
 from rlctl.recipes import schema
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,

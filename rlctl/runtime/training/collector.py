@@ -22,12 +22,12 @@ from rlctl.plugins.result_check import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.stats import spread
+from rlctl.runtime.base.batch import Batch, Prompts, Rollouts, Scored
 from rlctl.runtime.base.metrics import to_floats
 from rlctl.runtime.base.ops import first_rows, group_stats
-from rlctl.runtime.batch import Batch, Prompts, Rollouts, Scored
+from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.data.loader import PromptLoader
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Roles
 
 _SECTION = "algorithm.filter_groups"
 

@@ -21,9 +21,9 @@ from itertools import groupby, repeat
 import torch
 
 from rlctl.runtime.algorithms.base import step_seed
-from rlctl.runtime.batch import Batch, Prompts, Rollouts, Scored
+from rlctl.runtime.base.batch import Batch, Prompts, Rollouts, Scored
+from rlctl.runtime.base.roles import Generator, Published
 from rlctl.runtime.generation.stream import Stream
-from rlctl.runtime.roles import Generator, Published
 from rlctl.runtime.training.one_step_ahead import published_gb, result_of, with_staleness
 from rlctl.runtime.training.rollout_source import (
     Collected,

@@ -16,7 +16,7 @@ from rlctl import plugins
 from rlctl.recipes import schema
 from rlctl.runs.record import Last, recorded_end
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.base.roles import Roles
 
 LOG = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.readers import to_scored
-from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.validation import Validation
 
 

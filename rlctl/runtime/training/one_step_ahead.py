@@ -21,9 +21,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from rlctl.runtime.base.batch import Scored
 from rlctl.runtime.base.clock import Clock
-from rlctl.runtime.batch import Scored
-from rlctl.runtime.roles import LostEnginesError, Published
+from rlctl.runtime.base.roles import LostEnginesError, Published
 from rlctl.runtime.training.rollout_source import (
     Collected,
     CollectionSetup,

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.runtime.algorithms.base import Algorithm
-from rlctl.runtime.batch import Rollouts, Scored
+from rlctl.runtime.base.batch import Rollouts, Scored
+from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.checkpoint.checkpoint_store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.data.row_table import Rows
-from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.rollout_source import Collected, StreamState
 from rlctl.runtime.training.trainer import TrainerState

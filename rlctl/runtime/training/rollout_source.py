@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, Self
 
+from rlctl.runtime.base.batch import Rollouts, Scored
 from rlctl.runtime.base.clock import Clock
-from rlctl.runtime.batch import Rollouts, Scored
-from rlctl.runtime.roles import Published, Roles
+from rlctl.runtime.base.roles import Published, Roles
 from rlctl.runtime.training.collector import Collector
 
 

@@ -24,9 +24,9 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runs.subfolders import own_subfolder
 from rlctl.runtime.algorithms.mismatch import RolloutMismatch
 from rlctl.runtime.algorithms.sampled_tokens import PROBS_DIFF
-from rlctl.runtime.batch.stored import fetched
+from rlctl.runtime.base.roles import Roles
+from rlctl.runtime.base.stored_fields import fetched
 from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
-from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.broken_update import MOST, BrokenUpdate
 
 BUNDLES = "broken_updates"

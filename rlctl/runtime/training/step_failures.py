@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlctl.errors import RlctlError
-from rlctl.runtime.batch import Scored
+from rlctl.runtime.base.batch import Scored
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.tracking.alarm_rules import FAILED_REWARDS
 from rlctl.tracking.alarms import Alarms

@@ -8,7 +8,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch import Ragged, Rollouts
+from rlctl.runtime.base.batch import Ragged, Rollouts
 from rlctl.runtime.training.host_memory import process_memory
 from rlctl.runtime.workers.dispatch import split
 

@@ -20,13 +20,13 @@ from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.mismatch import RolloutMismatch
+from rlctl.runtime.base.batch import Rollouts, Scored
 from rlctl.runtime.base.clock import Clock
 from rlctl.runtime.base.metrics import Metrics, to_floats
-from rlctl.runtime.batch import Rollouts, Scored
+from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.checkpoint.checkpoint_store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.checkpoint.saver import Saver
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.rollout_source import (

@@ -19,10 +19,10 @@ from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.message_parts import PLACEHOLDER
 from rlctl.runtime.algorithms.base import generate
-from rlctl.runtime.batch import Rollouts, Scored
+from rlctl.runtime.base.batch import Rollouts, Scored
+from rlctl.runtime.base.roles import RewardModel, Roles
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.rewards.role import RULE
-from rlctl.runtime.roles import RewardModel, Roles
 from rlctl.tracking.tracker import Sample
 
 _MAX_KEPT = 16  # rows of a prompt on average

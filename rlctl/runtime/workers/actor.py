@@ -17,9 +17,10 @@ from rlctl.recipes import schema
 from rlctl.recipes.role_table import ACTOR, ROLLOUT
 from rlctl.runtime.algorithms.aggregate import with_sizes
 from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss, training_temperature
+from rlctl.runtime.base.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.base.budget import Budget
 from rlctl.runtime.base.metrics import Metrics
-from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
+from rlctl.runtime.base.roles import Actor, G, Generator, Published, R, Total, Weights
 from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.adapter_names import adapt, without_adapters
 from rlctl.runtime.model.causal_lm import PolicyModel
@@ -29,7 +30,6 @@ from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded
 from rlctl.runtime.model.tower import freeze_tower
-from rlctl.runtime.roles import Actor, G, Generator, Published, R, Total, Weights
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.engine_startup import start_in_phases
 from rlctl.runtime.rollout.requests import Completion, Request, Slice

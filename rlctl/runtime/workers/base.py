@@ -14,8 +14,9 @@ from torch import Tensor
 from rlctl.errors import ConfigError
 from rlctl.files import apply_umask
 from rlctl.recipes import schema
+from rlctl.runtime.base.batch import Rollouts
 from rlctl.runtime.base.budget import Budget, OomRetry
-from rlctl.runtime.batch import Rollouts
+from rlctl.runtime.base.roles import LearningRole, ModelRole
 from rlctl.runtime.model.adapter_names import adapter_parameters, merged_parameters
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel
 from rlctl.runtime.model.load import compute_dtype, master_dtype
@@ -25,7 +26,6 @@ from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.model.stage import saved_buffers
 from rlctl.runtime.model.tower import image_processor
-from rlctl.runtime.roles import LearningRole, ModelRole
 from rlctl.runtime.workers.background import PARTS
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 from rlctl.runtime.workers.learner import Learner

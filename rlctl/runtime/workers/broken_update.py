@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from rlctl.json_values import finite
-from rlctl.runtime.batch import Ragged, Rollouts
-from rlctl.runtime.batch.stored import fetched
+from rlctl.runtime.base.batch import Ragged, Rollouts
+from rlctl.runtime.base.stored_fields import fetched
 from rlctl.runtime.model.sharding import full_tensor, reset_gradients
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from rlctl.runtime.base.metrics import Max, Mean, Metrics
 from rlctl.runtime.model.costs import Costs
 
 if TYPE_CHECKING:
-    from rlctl.runtime.batch import Rollouts
+    from rlctl.runtime.base.batch import Rollouts
     from rlctl.runtime.workers.learner import Learner
 
 

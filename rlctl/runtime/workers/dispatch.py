@@ -20,9 +20,9 @@ from torch import Tensor
 
 from rlctl.errors import InternalError, UsageError
 from rlctl.runtime.base.balance import balance, row_cost
+from rlctl.runtime.base.batch import Batch, Prompts, Ragged, Rollouts
 from rlctl.runtime.base.clock import timed
 from rlctl.runtime.base.metrics import merge
-from rlctl.runtime.batch import Batch, Prompts, Ragged, Rollouts
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 

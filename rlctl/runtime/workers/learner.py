@@ -22,10 +22,11 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.algorithms.sampled_tokens import PROBS_DIFF
 from rlctl.runtime.base.balance import TokenCounts
+from rlctl.runtime.base.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.base.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.base.metrics import Mean, Metrics, Sum, merge
 from rlctl.runtime.base.ops import PolicyOutputs
-from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
+from rlctl.runtime.base.roles import REFUSED
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel
 from rlctl.runtime.model.mixture import has_routers
 from rlctl.runtime.model.phase_offload import PhaseOffload
@@ -33,7 +34,6 @@ from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import local_gradients, reset_gradients, total_norm
 from rlctl.runtime.model.stage import stage_of
-from rlctl.runtime.roles import REFUSED
 from rlctl.runtime.workers.background import PARTS, BackgroundWriter
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.learner_state import StoredState, load_state, save_state

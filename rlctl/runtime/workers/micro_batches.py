@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.base.balance import TokenCounts
-from rlctl.runtime.batch import Ragged, Rollouts
+from rlctl.runtime.base.batch import Ragged, Rollouts
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.model.sharding import is_sharded

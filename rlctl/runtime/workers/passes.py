@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import has_replicas

@@ -31,7 +31,7 @@ from rlctl.runtime.workers.process_memory import keep_freed_memory, use_expandab
 from rlctl.runtime.workers.rng import seed_all
 
 if TYPE_CHECKING:
-    from rlctl.runtime.batch.stored import PackedRows
+    from rlctl.runtime.base.stored_fields import PackedRows
     from rlctl.runtime.rollout.signed_store import Meeting
     from rlctl.runtime.workers.trace import Trace, TraceSpec
 
@@ -162,7 +162,7 @@ class Process:
         min_bytes: int,
     ) -> tuple[dict[str, PackedRows] | None, Any]:
         """Return per-token values of a call's result apart from the rest: see `detach`."""
-        from rlctl.runtime.batch.stored import detach
+        from rlctl.runtime.base.stored_fields import detach
 
         return detach(self.call(role, method, args, kwargs), min_bytes)
 

@@ -8,12 +8,12 @@ from typing import Self
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import REFERENCE
 from rlctl.runtime.algorithms.base import Needs, training_temperature
+from rlctl.runtime.base.batch import LogProbs, Rollouts
 from rlctl.runtime.base.budget import Budget
-from rlctl.runtime.batch import LogProbs, Rollouts
+from rlctl.runtime.base.roles import Reference
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import load_model, master_dtype
 from rlctl.runtime.model.rank_info import RankInfo
-from rlctl.runtime.roles import Reference
 from rlctl.runtime.workers.base import ModelWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner

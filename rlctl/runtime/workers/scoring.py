@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlctl.runtime.algorithms.base import Loss
+from rlctl.runtime.base.batch import LogProbs, Rollouts
 from rlctl.runtime.base.budget import Budget
-from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.workers.learner import Learner

@@ -14,7 +14,7 @@ from rlctl.plugins.agents.environments.environment_pool import PROGRAM
 from rlctl.plugins.agents.episode_setup import check_episodes
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.base.batch import Prompts, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.training.collector import agent_metrics

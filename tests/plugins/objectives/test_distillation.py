@@ -14,13 +14,13 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.plugins.objectives.distill import Distill, DistillParams, Graded
 from rlctl.runtime.algorithms.references import RoutedReference
+from rlctl.runtime.base.batch import LogProbs, Ragged, Rollouts, Scored
 from rlctl.runtime.base.budget import OomRetry
 from rlctl.runtime.base.ops import PolicyOutputs
-from rlctl.runtime.batch import LogProbs, Ragged, Rollouts, Scored
+from rlctl.runtime.base.roles import Reference
 from rlctl.runtime.model import causal_lm
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.roles import Reference
 from tests.configs import configured
 from tests.models import tiny_model
 from tests.numerics.batches import scored_batch

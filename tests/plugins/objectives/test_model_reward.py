@@ -13,15 +13,15 @@ from rlctl.errors import RlctlError
 from rlctl.plugins.objectives.model_reward import ModelReward, Scale
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.advantages.remax import with_baseline
+from rlctl.runtime.base.batch import Ragged, Rollouts, Scores
 from rlctl.runtime.base.budget import OomRetry
-from rlctl.runtime.batch import Ragged, Rollouts, Scores
+from rlctl.runtime.base.roles import Reward, RewardModel
 from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.reward_pool import RewardPool
 from rlctl.runtime.rewards.reward_report import exceeds
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Reward, RewardModel
 from tests.models import write_tiny_model
 
 TURNS = (

@@ -21,7 +21,7 @@ from rlctl.plugins.objectives.raft import RAFT, RaftParams
 from rlctl.recipes.schema.algorithm import PFPPO
 from rlctl.runtime.algorithms.base import group_batches, mini_batch_rows
 from rlctl.runtime.algorithms.policy_filtration import draw_rows
-from rlctl.runtime.batch import Ragged, Scored
+from rlctl.runtime.base.batch import Ragged, Scored
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.sequences import Sequences
 from tests.configs import configured

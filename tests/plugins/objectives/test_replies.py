@@ -17,11 +17,11 @@ from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.mismatch import RolloutMismatch, sampled_log_probs
 from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.base.batch import Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.base.ops import PolicyOutputs
-from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
+from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
 from tests.configs import configured
 from tests.numerics.batches import scored_batch

@@ -17,7 +17,7 @@ from rlctl.plugins.objectives.model_reward import Scale
 from rlctl.plugins.objectives.reward_worker import RewardLearnerWorker, RewardModelSpec
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.pair_metrics import calibration_error
-from rlctl.runtime.batch import Ragged, Scored
+from rlctl.runtime.base.batch import Ragged, Scored
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.probe import check_packing

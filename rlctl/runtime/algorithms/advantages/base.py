@@ -20,7 +20,7 @@ from rlctl.errors import InternalError
 from rlctl.plugins.result_check import check_result
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.base.ops import EPS, first_rows, group_stats, group_sum, masked_whiten
-from rlctl.runtime.roles import Total
+from rlctl.runtime.base.roles import Total
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Algorithm

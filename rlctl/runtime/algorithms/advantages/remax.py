@@ -15,7 +15,7 @@ from rlctl.runtime.algorithms.advantages.base import (
     reward_to_go,
 )
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch import Scored
+from rlctl.runtime.base.batch import Scored
 
 
 @estimator(needs=Needs.GREEDY_BASELINE, by_group=True, uses=())

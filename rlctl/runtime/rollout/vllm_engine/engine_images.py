@@ -13,14 +13,14 @@ from transformers import PretrainedConfig
 from rlctl.data_prep.images import digest_of
 from rlctl.errors import Problem
 from rlctl.recipes import schema
-from rlctl.runtime.base.ops import divisors
-from rlctl.runtime.batch.image_processor import (
+from rlctl.runtime.base.image_processor import (
     Inputs,
     image_token,
     num_image_tokens,
     processor_of,
     reads_images,
 )
+from rlctl.runtime.base.ops import divisors
 from rlctl.runtime.model.load import load_config
 from rlctl.runtime.model.tower import placeholder_ids
 from rlctl.runtime.model.vision import check_count

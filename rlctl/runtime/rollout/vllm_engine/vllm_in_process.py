@@ -27,8 +27,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from rlctl.errors import Problem, raise_problems
 from rlctl.plugins import Unused
 from rlctl.recipes import schema
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.base.ops import any_algorithms
-from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.engine_weights import AdapterSync
 from rlctl.runtime.model.load import empty_model, load_config
 from rlctl.runtime.rollout.engine import (

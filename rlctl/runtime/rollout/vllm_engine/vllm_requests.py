@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.rollout.requests import Completion, Request
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm import SamplingParams as VLLMSamplingParams
     from vllm.logprobs import FlatLogprobs
 
-    from rlctl.runtime.batch.image_processor import Images
+    from rlctl.runtime.base.image_processor import Images
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from rlctl.plugins.agents.environments.protocol import Step, step_from_json, ste
 from rlctl.plugins.agents.environments.tool import result_of_value
 from rlctl.plugins.agents.environments.verl.base_classes import ToolResponse
 from rlctl.plugins.agents.environments.verl.tools import result_of
-from rlctl.runtime.batch.image_processor import image_token, num_image_tokens, processor_of
+from rlctl.runtime.base.image_processor import image_token, num_image_tokens, processor_of
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.serving.chat import Turn

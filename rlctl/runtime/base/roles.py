@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rlctl.errors import InternalError, RlctlError
 from rlctl.recipes.role_table import ACTOR, CRITIC, REFERENCE, REWARD_LEARNER, REWARD_MODEL, Role
+from rlctl.runtime.base.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
 from rlctl.runtime.base.budget import OomRetry
 from rlctl.runtime.base.metrics import Metrics
-from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
 
 REFUSED = "actor/refused_updates"  # metric of an update that took no step
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.runtime.base.ops import to_device
-from rlctl.runtime.batch.ragged import Packed
-from rlctl.runtime.batch.ragged import Ragged as Ragged
+from rlctl.runtime.base.ragged import Packed
+from rlctl.runtime.base.ragged import Ragged as Ragged
 
 if TYPE_CHECKING:
     from rlctl.episodes import Episode

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch import B, Batch, Ragged
-from rlctl.runtime.batch.ragged import Packed, token_positions
+from rlctl.runtime.base.batch import B, Batch, Ragged
+from rlctl.runtime.base.ragged import Packed, token_positions
 
 
 @dataclass(frozen=True, eq=False)
