@@ -1,1 +1,1 @@
-"""Tensor functions, balancing, micro-batches, metrics and the clock, for the whole runtime."""
+"""Roles, the batch, tensor functions, micro-batches, metrics, the clock: for the whole runtime."""
