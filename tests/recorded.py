@@ -17,7 +17,7 @@ from rlctl.__main__ import main
 from rlctl.cli.console import stdout
 from rlctl.cli.stderr import stderr
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.checkpoint_store import CONFIG, CheckpointStore
+from rlctl.runtime.training.checkpoint_store import CONFIG, CheckpointStore
 from rlctl.runtime.training.stopping import restored_process
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo, Sample

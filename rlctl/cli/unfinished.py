@@ -14,7 +14,7 @@ from rlctl.tracking.run_summary import Row
 from rlctl.tracking.summary import read_summary
 
 if TYPE_CHECKING:
-    from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore, ControllerState
+    from rlctl.runtime.training.checkpoint_store import CheckpointStore, ControllerState
 
 _LOAD = "trainer.checkpoint.load_contents"
 
@@ -58,7 +58,7 @@ def _last_step(run: RunDir) -> int:
 
 def _pending(run: RunDir) -> ControllerState | None:
     """Return the state of the newest checkpoint if its step is still to be validated."""
-    from rlctl.runtime.checkpoint.checkpoint_store import ControllerState
+    from rlctl.runtime.training.checkpoint_store import ControllerState
 
     store = _store(run)
     with suppress(RlctlError):
@@ -70,7 +70,7 @@ def _pending(run: RunDir) -> ControllerState | None:
 
 def _lacks(run: RunDir, part: str) -> bool:
     """Return True if the newest checkpoint was saved without `part`."""
-    from rlctl.runtime.checkpoint.complete_checkpoints import saved_parts
+    from rlctl.runtime.training.complete_checkpoints import saved_parts
 
     store = _store(run)
     with suppress(RlctlError):
@@ -79,6 +79,6 @@ def _lacks(run: RunDir, part: str) -> bool:
 
 
 def _store(run: RunDir) -> CheckpointStore:
-    from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
+    from rlctl.runtime.training.checkpoint_store import CheckpointStore
 
     return CheckpointStore(run.path / "checkpoints")

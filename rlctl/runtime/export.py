@@ -15,11 +15,11 @@ from rlctl.files import apply_umask, replacing, step_of
 from rlctl.recipes.role_table import ACTOR, REWARD_LEARNER, Role
 from rlctl.runs.run import Run
 from rlctl.runtime.card import CARD, Kind, model_card
-from rlctl.runtime.checkpoint.checkpoint_store import MANIFEST, CheckpointStore, ControllerState
-from rlctl.runtime.checkpoint.complete_checkpoints import checkpoint_of, damage
 from rlctl.runtime.data import bundled
 from rlctl.runtime.model.adapter_names import merged_parameters
 from rlctl.runtime.model.lora import add_adapters
+from rlctl.runtime.training.checkpoint_store import MANIFEST, CheckpointStore, ControllerState
+from rlctl.runtime.training.complete_checkpoints import checkpoint_of, damage
 
 MARKER = "rlctl_export.json"  # run, step and files of the folder that `--force` may replace
 _FOLDERS: dict[Kind, str] = {"merged": "huggingface", "adapter": "adapter"}

@@ -15,8 +15,11 @@ from rlctl.runs.idle import check_idle
 from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
-from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore, ControllerState
-from rlctl.runtime.checkpoint.complete_checkpoints import (
+from rlctl.runtime.planning.early_checks import resumed_run
+from rlctl.runtime.planning.plan import Plan, make_plan
+from rlctl.runtime.start import StartPlan
+from rlctl.runtime.training.checkpoint_store import CheckpointStore, ControllerState
+from rlctl.runtime.training.complete_checkpoints import (
     check_contents,
     checkpoint_at,
     checkpoint_of,
@@ -24,9 +27,6 @@ from rlctl.runtime.checkpoint.complete_checkpoints import (
     latest_complete,
     refuse_pruned,
 )
-from rlctl.runtime.planning.early_checks import resumed_run
-from rlctl.runtime.planning.plan import Plan, make_plan
-from rlctl.runtime.start import StartPlan
 from rlctl.runtime.training.drift import changed_files, changed_keys, refuse_drift
 from rlctl.runtime.training.restore import ResumePoint
 from rlctl.text import counted, plural

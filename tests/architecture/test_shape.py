@@ -53,7 +53,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/plugins/agents/environments/mcp_tools.py::_Connection._hold": "delivered to the callers",
     "rlctl/plugins/agents/environments/python_process.py::run": "printed as Python would",
     "rlctl/runtime/workers/background.py::_guarded": "written to a file for the controller",
-    "rlctl/runtime/checkpoint/saver.py::Saver._write": "reported as a failed checkpoint",
+    "rlctl/runtime/training/saver.py::Saver._write": "reported as a failed checkpoint",
     "rlctl/plugins/objectives/judge_worker.py::EngineLoop._run": "delivered to the callers",
     "rlctl/cli/commands/recipes.py::_check_recipe": "re-raised unless users' code raised it",
 }

@@ -131,31 +131,31 @@ E-ACCESS plugins/console causes.py runs write_errors.py
 E-ASYNC runtime/algorithms runtime/planning
 E-ATTENTION runtime/model
 E-BATCH-SIZE runtime/planning
-E-CHECKPOINT-DAMAGED runtime/checkpoint runtime/workers
+E-CHECKPOINT-DAMAGED runtime/training runtime/workers
 E-DATA-COLUMN data_prep
 E-DATA-FILE data_prep
 E-DEVICES runtime/cluster runtime/planning sweeps
-E-DISK causes.py remote_files.py runtime/checkpoint runtime/export.py runtime/planning
+E-DISK causes.py remote_files.py runtime/training runtime/export.py runtime/planning
   write_errors.py
 E-DRIFT runtime/training
 E-ENGINE-INSTALL runtime/rollout/vllm_engine
 E-ENGINE-SETTING plugins/bridges runtime/rollout
-E-EXISTS cli/commands runs runtime/checkpoint runtime/export.py plugins/bridges plugins/console
+E-EXISTS cli/commands runs runtime/training runtime/export.py plugins/bridges plugins/console
   sweeps
 E-FOLDER-GONE runs
 E-GROUPS plugins/objectives runtime/algorithms
-E-HUB data_prep hub.py plugins/console runtime/checkpoint
+E-HUB data_prep hub.py plugins/console runtime/training
 E-HUB-PUSH plugins/console
 E-IN-USE plugins/console runs sweeps
 E-JUDGE runtime/planning runtime/rollout
 E-LENGTH cli/commands plugins/agents runtime/data runtime/planning
 E-MEDIA data_prep runtime/data
 E-MISMATCH runtime/rollout runtime/training
-E-MODEL-FOLDER quickstart runtime/data runtime/model runtime/planning
+E-MODEL-FOLDER gguf_model.py runtime/data runtime/model runtime/planning
 E-MODEL-MEMORY runtime/planning
 E-NO-CHECKPOINT runtime
 E-NO-DATA-SET data_prep hub.py remote_files.py
-E-NO-RUN plugins/console cli runs runtime/checkpoint
+E-NO-RUN plugins/console cli runs runtime/training
 E-NO-SCORER runtime/rewards
 E-NOT-FINITE runtime/training
 E-NOT-SUPPORTED plugins/bridges/verl

@@ -12,8 +12,8 @@ import yaml
 
 from rlctl.recipes.compose import compose
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
 from rlctl.runtime.cluster import jobs
+from rlctl.runtime.training.checkpoint_store import CheckpointStore
 from tests.recorded import called, exportable
 
 ADDRESS = ("--address", "http://127.0.0.1:1", "--detach")

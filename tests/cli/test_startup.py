@@ -14,7 +14,7 @@ import pytest
 
 from rlctl.cli.startup import print_end
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.checkpoint_store import ControllerState
+from rlctl.runtime.training.checkpoint_store import ControllerState
 from rlctl.runtime.workers.background import PARTS
 from tests.e2e.command import environment
 from tests.processes import run_python

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.runtime.checkpoint.complete_checkpoints import damage
+from rlctl.runtime.training.complete_checkpoints import damage
 from tests.e2e import command
 from tests.e2e.command import metrics, reproducible, rlctl
 from tests.e2e.killed_runs import (

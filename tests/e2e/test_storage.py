@@ -20,7 +20,7 @@ from rlctl.__main__ import main
 from rlctl.data_prep.sources import data_hashes
 from rlctl.errors import ConfigError, ConflictError, MissingExtraError, NotFoundError, ResourceError
 from rlctl.runs.events import read_events
-from rlctl.runtime.checkpoint.complete_checkpoints import damage
+from rlctl.runtime.training.complete_checkpoints import damage
 from tests.e2e.command import metrics, reproducible
 from tests.plugin_folders import is_there
 from tests.ports import free_port

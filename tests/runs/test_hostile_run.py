@@ -21,7 +21,7 @@ from rlctl.recipes.layers import leaves, nested
 from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.ownership import Place, register
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.checkpoint_store import CONFIG, CheckpointStore
+from rlctl.runtime.training.checkpoint_store import CONFIG, CheckpointStore
 from tests.plugin_folders import can_run, is_there, of_commands
 from tests.recorded import called, record
 

@@ -20,8 +20,8 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.base.batch import Batch, Ragged, Scored
 from rlctl.runtime.base.ragged import Packed
 from rlctl.runtime.base.stored_fields import Fields, attach, detach, fetched
-from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
 from rlctl.runtime.model.sequences import concat_ragged
+from rlctl.runtime.training.stored_rollouts import read_rollouts, write_rollouts
 from tests.numerics.batches import scored_batch
 from tests.runtime.test_dispatch import rollouts
 from tests.workers import experience

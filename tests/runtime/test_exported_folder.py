@@ -30,9 +30,9 @@ from rlctl.runs.labels import Labels
 from rlctl.runs.run import Run, read_run
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.card import MAX_POINTS, model_card
-from rlctl.runtime.checkpoint.checkpoint_store import MANIFEST, CheckpointStore
-from rlctl.runtime.checkpoint.complete_checkpoints import policy_folder
 from rlctl.runtime.export import MARKER, export
+from rlctl.runtime.training.checkpoint_store import MANIFEST, CheckpointStore
+from rlctl.runtime.training.complete_checkpoints import policy_folder
 from tests.ports import free_port
 from tests.recorded import exportable
 from tests.small_disk import small_disk

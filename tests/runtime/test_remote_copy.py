@@ -12,9 +12,9 @@ from rlctl import remote_files as storage
 from rlctl.errors import ConflictError, ResourceError
 from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.checkpoint_store import CONFIG, STATE, CheckpointStore, Retention
-from rlctl.runtime.checkpoint.remote_copy import RemoteCopy, _plain_files, check_remote_copy
-from rlctl.runtime.checkpoint.remote_fetch import pull
+from rlctl.runtime.training.checkpoint_store import CONFIG, STATE, CheckpointStore, Retention
+from rlctl.runtime.training.remote_copy import RemoteCopy, _plain_files, check_remote_copy
+from rlctl.runtime.training.remote_fetch import pull
 
 EVERYTHING = Retention(None, None, True, 1)
 

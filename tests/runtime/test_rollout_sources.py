@@ -26,7 +26,7 @@ from rlctl.runtime.algorithms.base import step_seed
 from rlctl.runtime.base.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.base.clock import Clock
 from rlctl.runtime.base.roles import Generator, LostEnginesError, Published, Roles
-from rlctl.runtime.checkpoint.checkpoint_store import ControllerState
+from rlctl.runtime.training.checkpoint_store import ControllerState
 from rlctl.runtime.training.eager import Eager
 from rlctl.runtime.training.one_step_ahead import OneStepAhead, with_staleness
 from rlctl.runtime.training.rollout_source import Collected, CollectionSetup, InStep, StreamState

@@ -16,15 +16,15 @@ from safetensors import SafetensorError
 from rlctl.errors import ResourceError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.base.roles import Roles
-from rlctl.runtime.checkpoint.checkpoint_store import (
+from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.training.checkpoint_store import (
     ROWS,
     CheckpointStore,
     ControllerState,
     Retention,
 )
-from rlctl.runtime.checkpoint.complete_checkpoints import damage, latest_complete
-from rlctl.runtime.checkpoint.saver import Saver
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.training.complete_checkpoints import damage, latest_complete
+from rlctl.runtime.training.saver import Saver
 from rlctl.runtime.workers.background import FAILED, PARTS, WRITING, WRITTEN, BackgroundWriter
 from tests.configs import configured
 

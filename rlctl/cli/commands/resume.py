@@ -161,7 +161,7 @@ def _options(from_step: int | None, fork: str | None, force: bool) -> list[str]:
 def _pull(url: str, root: Path | None) -> Run:
     """Download the remote copy of a run into its folder under `root`."""
     from rlctl.api import open_run
-    from rlctl.runtime.checkpoint.remote_fetch import pull
+    from rlctl.runtime.training.remote_fetch import pull
 
     folder = pull(url, RunStore(root).root)
     notice(f"downloaded the copy to {folder}")

@@ -22,7 +22,6 @@ from rlctl.runs.trust import recompose_run
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.base.batch import Batch, Rollouts
 from rlctl.runtime.build import build_actor, critic_spec, load_algorithm, role_plugin
-from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data import bundled
 from rlctl.runtime.data.tokenizer import tokenizer_of
@@ -31,6 +30,7 @@ from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.evaluation import ONE_RANK
 from rlctl.runtime.planning.model_paths import with_models
 from rlctl.runtime.training.skipped_updates import BUNDLES, FACTS, ROWS, WEIGHTS
+from rlctl.runtime.training.stored_rollouts import read_rollouts
 from rlctl.runtime.workers.base import LearningWorker
 from rlctl.runtime.workers.broken_update import fingerprint, trained
 from rlctl.runtime.workers.critic import CriticWorker

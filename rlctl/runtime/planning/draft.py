@@ -225,7 +225,7 @@ def _check_surroundings(draft: Draft) -> None:
         run(check_free, Path(trainer.run_dir), trainer.project_name, name)
     run(load, "engines", draft.config.actor_rollout_ref.rollout.name)
     if trainer.resume_mode == "resume_path":
-        from rlctl.runtime.checkpoint.complete_checkpoints import checkpoint_at
+        from rlctl.runtime.training.complete_checkpoints import checkpoint_at
 
         run(checkpoint_at, trainer.resume_from_path)
     for unused in sorted(set(trainer.tracking.modes) - set(trainer.logger)):

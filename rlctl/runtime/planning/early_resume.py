@@ -12,9 +12,9 @@ from rlctl.runs.idle import check_idle
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.runs.trust import recompose_run
-from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
-from rlctl.runtime.checkpoint.complete_checkpoints import checkpoint_of
 from rlctl.runtime.planning.early_checks import check_early
+from rlctl.runtime.training.checkpoint_store import CheckpointStore
+from rlctl.runtime.training.complete_checkpoints import checkpoint_of
 from rlctl.runtime.training.drift import refuse_drift
 from rlctl.suggest import hydra_text
 

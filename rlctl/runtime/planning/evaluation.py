@@ -11,10 +11,10 @@ from rlctl.recipes.role_table import ACTOR, Role, trained_role
 from rlctl.recipes.schema import Config
 from rlctl.runs.run import Run
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
 from rlctl.runtime.data import bundled
 from rlctl.runtime.planning.model_paths import with_models
 from rlctl.runtime.planning.preflight import read_model_config
+from rlctl.runtime.training.checkpoint_store import CheckpointStore
 from rlctl.suggest import hydra_text
 
 _NO_TRAINING_DATA = "data.train_files=[]"
@@ -80,7 +80,7 @@ def no_responses() -> UsageError:
 def _run_config(run: Path, step: int | None, overrides: Sequence[str]) -> Config:
     """Return the config of a run with its checkpoint of `step` (None: the latest) as its model."""
     from rlctl.runs.trust import recompose_run
-    from rlctl.runtime.checkpoint.complete_checkpoints import policy_folder
+    from rlctl.runtime.training.complete_checkpoints import policy_folder
 
     model = policy_folder(CheckpointStore(run / "checkpoints"), step)
     role = _trained(recompose_run(run, overrides).config)

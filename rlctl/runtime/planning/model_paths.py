@@ -12,8 +12,8 @@ from rlctl.quickstart import real_path
 from rlctl.recipes.role_table import ROLES
 from rlctl.recipes.schema import Config
 from rlctl.runs.run_dir import RECORD_FILE
-from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
 from rlctl.runtime.data import bundled
+from rlctl.runtime.training.checkpoint_store import CheckpointStore
 from rlctl.storage import is_url
 
 
@@ -63,7 +63,7 @@ def _path(path: str, root: Path, key: str) -> str:
         )
     if not found:
         return path
-    from rlctl.runtime.checkpoint.complete_checkpoints import policy_folder
+    from rlctl.runtime.training.complete_checkpoints import policy_folder
 
     return str(policy_folder(CheckpointStore(found[0] / "checkpoints")))
 

@@ -13,8 +13,8 @@ from rlctl.recipes.recorded import environment_tags
 from rlctl.recipes.recorded_config import Change, changes, edits
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import CONFIG_FILE
-from rlctl.runtime.checkpoint.complete_checkpoints import config_hash
 from rlctl.runtime.data import bundled
+from rlctl.runtime.training.complete_checkpoints import config_hash
 from rlctl.runtime.training.run_folder import input_hashes
 
 _NAMES = ("trainer.experiment_name", "trainer.project_name")

@@ -10,8 +10,8 @@ from typing import Any
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.base.batch import Rollouts, Scored
 from rlctl.runtime.base.roles import Roles
-from rlctl.runtime.checkpoint.checkpoint_store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.data.row_table import Rows
+from rlctl.runtime.training.checkpoint_store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.rollout_source import Collected, StreamState
 from rlctl.runtime.training.trainer import TrainerState
@@ -83,7 +83,7 @@ def _ahead(
     """Return the rollouts of later steps, if the checkpoint has some."""
     if state.stream is None and state.ahead is None:
         return None, None
-    from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts
+    from rlctl.runtime.training.stored_rollouts import read_rollouts
 
     ahead: Collected | None = None
     stream: StreamState | None = None

@@ -27,10 +27,10 @@ from rlctl.runs.ownership import Place, is_copy
 from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import Last, recorded_end
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.checkpoint_store import ROWS, CheckpointStore
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.model.hf_files import model_hashes
 from rlctl.runtime.rewards.specs import code_hashes
+from rlctl.runtime.training.checkpoint_store import ROWS, CheckpointStore
 
 if TYPE_CHECKING:
     from rlctl.runtime.training.restore import ResumePoint

@@ -26,7 +26,7 @@ from rlctl.runtime.algorithms.mismatch import RolloutMismatch
 from rlctl.runtime.algorithms.sampled_tokens import PROBS_DIFF
 from rlctl.runtime.base.roles import Roles
 from rlctl.runtime.base.stored_fields import fetched
-from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
+from rlctl.runtime.training.stored_rollouts import write_rollouts
 from rlctl.runtime.workers.broken_update import MOST, BrokenUpdate
 
 BUNDLES = "broken_updates"

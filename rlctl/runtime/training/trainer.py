@@ -24,9 +24,8 @@ from rlctl.runtime.base.batch import Rollouts, Scored
 from rlctl.runtime.base.clock import Clock
 from rlctl.runtime.base.metrics import Metrics, to_floats
 from rlctl.runtime.base.roles import Roles
-from rlctl.runtime.checkpoint.checkpoint_store import GROUPS, ROLLOUTS, ControllerState
-from rlctl.runtime.checkpoint.saver import Saver
 from rlctl.runtime.rewards.role import RuleReward
+from rlctl.runtime.training.checkpoint_store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.rollout_source import (
@@ -37,6 +36,7 @@ from rlctl.runtime.training.rollout_source import (
     SourceState,
     StreamState,
 )
+from rlctl.runtime.training.saver import Saver
 from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
 from rlctl.runtime.training.stopping import Stopping
 from rlctl.runtime.training.validation import ModelValidation, Validator, first_samples, to_samples
@@ -339,7 +339,7 @@ class Trainer:
     def _writer(self, rollouts: Rollouts) -> Callable[[Path], None]:
         """Return the function that writes rollouts to a folder of a checkpoint."""
         numbers = self.context.collector.loader.prompts.rows.positions_of(rollouts.rows)
-        from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
+        from rlctl.runtime.training.stored_rollouts import write_rollouts
 
         return lambda folder: write_rollouts(folder, rollouts, numbers)
 

@@ -25,7 +25,6 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.base.batch import Batch, Prompts, Rollouts
 from rlctl.runtime.base.roles import Reward, Roles
 from rlctl.runtime.build import build_actor, load_algorithm
-from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import tokenizer_of
@@ -37,6 +36,7 @@ from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import prompt_numbers
 from rlctl.runtime.rollout.engine import random_stream, random_streams
+from rlctl.runtime.training.stored_rollouts import read_rollouts, write_rollouts
 from rlctl.suggest import hydra_text
 from tests.distributed.ranks import rank_info
 from tests.generation import exact_log_probs

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.complete_checkpoints import damage
+from rlctl.runtime.training.complete_checkpoints import damage
 from tests.e2e.command import rlctl
 from tests.recorded import exportable, record
 

@@ -12,9 +12,9 @@ from rlctl.errors import NotFoundError, RlctlError, UsageError
 from rlctl.runs.prune import Keep, pruned_steps
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from rlctl.runtime.checkpoint.checkpoint_store import CONFIG, CheckpointStore
-from rlctl.runtime.checkpoint.complete_checkpoints import policy_folder
 from rlctl.runtime.resume import CheckpointRef
+from rlctl.runtime.training.checkpoint_store import CONFIG, CheckpointStore
+from rlctl.runtime.training.complete_checkpoints import policy_folder
 from tests.recorded import called, record
 
 METRIC = "val-core/x/acc/mean@1"

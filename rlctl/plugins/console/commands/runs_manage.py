@@ -79,7 +79,7 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Download the remote copy of a run, with its latest complete checkpoint."""
-    from rlctl.runtime.checkpoint import remote_fetch
+    from rlctl.runtime.training import remote_fetch
 
     folder = remote_fetch.pull(url, RunStore(root).root)
     if as_json:

@@ -7,7 +7,7 @@ import logging
 import shutil
 
 from rlctl.files import read_record, write_text
-from rlctl.runtime.checkpoint.checkpoint_store import MANIFEST, CheckpointStore
+from rlctl.runtime.training.checkpoint_store import MANIFEST, CheckpointStore
 from rlctl.runtime.workers.learner_state import OPTIMIZER
 
 LOG = logging.getLogger(__name__)

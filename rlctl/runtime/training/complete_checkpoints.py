@@ -9,7 +9,7 @@ from typing import Any
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.files import read_record
 from rlctl.recipes.schema.trainer import Checkpoint
-from rlctl.runtime.checkpoint.checkpoint_store import CONFIG, MANIFEST, CheckpointStore, digest
+from rlctl.runtime.training.checkpoint_store import CONFIG, MANIFEST, CheckpointStore, digest
 from rlctl.runtime.workers.background import PARTS
 
 

@@ -14,9 +14,9 @@ from rlctl.process import MODES
 from rlctl.runs.naming import check_free
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
-from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
-from rlctl.runtime.checkpoint.complete_checkpoints import damage
-from rlctl.runtime.checkpoint.remote_copy import CHECKPOINTS, remote_record, remote_steps
+from rlctl.runtime.training.checkpoint_store import CheckpointStore
+from rlctl.runtime.training.complete_checkpoints import damage
+from rlctl.runtime.training.remote_copy import CHECKPOINTS, remote_record, remote_steps
 
 LOG = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from rlctl.files import free_space, fsync
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.base.roles import Roles
-from rlctl.runtime.checkpoint.checkpoint_store import (
+from rlctl.runtime.training.checkpoint_store import (
     CONFIG,
     ROWS,
     CheckpointStore,
@@ -164,7 +164,7 @@ class Saver:
             except OSError as error:
                 LOG.warning("the checkpoint of step %d could not be removed: %s", step, error)
         if self.max_optimizers is not None:
-            from rlctl.runtime.checkpoint.drop_optimizers import drop_optimizers
+            from rlctl.runtime.training.drop_optimizers import drop_optimizers
 
             drop_optimizers(self.store, self.max_optimizers)
 

@@ -24,7 +24,7 @@ from rlctl.recipes import schema
 from rlctl.runs.naming import check_writable
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, RunDir
-from rlctl.runtime.checkpoint.checkpoint_store import (
+from rlctl.runtime.training.checkpoint_store import (
     MANIFEST,
     STATE,
     CheckpointStore,
