@@ -28,8 +28,8 @@ from rlctl.runtime.base.batch import Prompts, Ragged
 from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.generation.separate_engines import SeparateEngines
-from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights
 from rlctl.runtime.model.lora import add_adapters
+from rlctl.runtime.rollout.engine_weights import AdapterSync, EngineWeights
 from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, bucket_bytes, to_buckets, whole
 
 _PROMPTS = 16

@@ -28,13 +28,13 @@ from rlctl.plugins.agents.generator import EpisodeGenerator
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.base.batch import Prompts
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.generation import schedule
 from rlctl.runtime.generation.policy_engines import ColocatedEngines
 from rlctl.runtime.generators import Generation, open_generator
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.requests import Slice
 from rlctl.runtime.serving.chat import Turn
 from rlctl.suggest import hydra_text

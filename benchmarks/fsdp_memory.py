@@ -29,6 +29,7 @@ from docs.generate import write_model
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.base import ops
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model import device_mesh, sharding
 from rlctl.runtime.model.activations import save_activation_memory
@@ -36,7 +37,6 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.mapped import RankStorage
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.role_memory import plan_memory

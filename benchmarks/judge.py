@@ -23,12 +23,12 @@ from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import PromptRow
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.generation.policy_engines import ColocatedEngines
 from rlctl.runtime.generators import Generation, open_generator
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.rewards.reward_pool import RewardPool

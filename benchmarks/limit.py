@@ -37,10 +37,10 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.base.batch import Ragged, Rollouts
 from rlctl.runtime.base.budget import Budget
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.onednn import prepared, product, use_onednn
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.workers.learner import Learner

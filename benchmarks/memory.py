@@ -33,8 +33,8 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.base.batch import Experience, Ragged
 from rlctl.runtime.base.metrics import to_floats
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import local_part
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.memory import RoleMemory

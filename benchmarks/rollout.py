@@ -30,8 +30,8 @@ from rlctl.cores import available_cores
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.base.batch import Ragged
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.attention import use_rlctl_attention
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 

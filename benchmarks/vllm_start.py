@@ -33,7 +33,7 @@ def start_as_rlctl(folder: str, num_threads: int) -> dict[str, float]:
 
     from benchmarks.rollout import vllm_settings
     from rlctl.runtime.base.batch import Ragged
-    from rlctl.runtime.model.rank_info import RankInfo
+    from rlctl.runtime.base.rank_info import RankInfo
     from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams
     from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine
 

@@ -23,10 +23,10 @@ from benchmarks.results import record_rows
 from benchmarks.rollout import build, vllm_engine, vllm_settings
 from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from rlctl.recipes.compose import compose
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.cluster.engine_group import EngineGroup, EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, bucket_bytes, to_buckets, whole
 from rlctl.runtime.workers.rollout import RolloutSpec

@@ -23,12 +23,12 @@ from benchmarks.measured import MeasuredActor, engine_growth
 from benchmarks.results import record_rows
 from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from rlctl.recipes.compose import compose
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster.engine_group import EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec, RayPool
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.generation.separate_engines import SeparateEngines
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec
 from rlctl.runtime.workers.rollout import RolloutSpec

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
     from rlctl.runtime.base.batch import Batch, LogProbs, Prompts, Ragged, Rollouts, Scored, Scores
+    from rlctl.runtime.base.rank_info import RankInfo
     from rlctl.runtime.base.roles import Reward, Roles
     from rlctl.runtime.cluster.programs import ResourcePool, session, spawn
-    from rlctl.runtime.model.rank_info import RankInfo
     from rlctl.runtime.planning.plan import Plan
     from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 
@@ -33,7 +33,7 @@ _MODULES = {
         *("Batch", "LogProbs", "Prompts", "Ragged", "Rollouts", "Scored", "Scores"),
     ),
     "rlctl.runtime.cluster.programs": ("ResourcePool", "session", "spawn"),
-    "rlctl.runtime.model.rank_info": ("RankInfo",),
+    "rlctl.runtime.base.rank_info": ("RankInfo",),
     "rlctl.runtime.workers.dispatch": ("Dispatch", "Worker", "dispatch"),
 }
 

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.base.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.causal_lm import PolicyModel
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rollout.engine import EngineSpec, Responses, RolloutEngine, SamplingParams
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key

@@ -10,8 +10,8 @@ import torch
 from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.base.batch import Experience, Ragged, Rollouts
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker

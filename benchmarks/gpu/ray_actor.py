@@ -13,9 +13,9 @@ from torch._dynamo import config
 
 from benchmarks.gpu.recorder import Recorder, Settings
 from rlctl.recipes.compose import compose
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.launch import open_pools
 from rlctl.runtime.model.compiled import enable_compiler
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.planning.plan import make_plan
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 

@@ -20,8 +20,8 @@ from benchmarks.gpu.recorder import Recorder, Settings
 from benchmarks.gpu.shapes import write_config
 from benchmarks.gpu.work import ACTOR, build_actor, experience, pool
 from rlctl.runtime.base.batch import Prompts, Ragged, Rollouts
-from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.model.load import compute_dtype
+from rlctl.runtime.rollout.engine_weights import Selection
 from rlctl.runtime.rollout.vllm_engine.versions import check_installed
 from rlctl.runtime.workers.actor import ActorWorker
 

@@ -15,9 +15,9 @@ from benchmarks.gpu.shapes import built_on
 from rlctl.cores import available_cores
 from rlctl.recipes.compose import compose
 from rlctl.runtime.base.batch import Experience, Ragged
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.role_memory import plan_memory
 from rlctl.runtime.rollout.sampling_params import SamplingConfig

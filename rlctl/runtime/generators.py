@@ -14,9 +14,9 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.base.batch import Prompts, Rollouts
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.base.roles import Generator, Roles
 from rlctl.runtime.generation.policy_engines import Engines
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 

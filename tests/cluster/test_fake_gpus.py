@@ -17,10 +17,10 @@ from ray.cluster_utils import Cluster
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rlctl.recipes.compose import compose
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.cluster.gpus import ClusterGpus, cluster_gpus
 from rlctl.runtime.cluster.pool import PoolSpec, nodes_of, process_options, reserve
 from rlctl.runtime.model.device_mesh import mesh_of
-from rlctl.runtime.model.rank_info import RankInfo
 
 NODES, GPUS, PER_NODE = 4, 8, 4
 

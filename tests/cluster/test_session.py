@@ -29,11 +29,11 @@ from ray.exceptions import ActorUnavailableError
 import rlctl.runtime
 from rlctl.errors import MissingExtraError, ResourceError, RlctlError, Terminated
 from rlctl.recipes.compose import compose
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.cluster import daemons, fork_server, ray_access
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.session import _Local, _options, ray_session
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.rendezvous import use_interface_to
 from rlctl.runtime.workers.pool_process import Process
 from tests.distributed.ranks import on_ranks, rank_info

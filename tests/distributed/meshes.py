@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.adapter_names import merged_parameters
-from rlctl.runtime.model.rank_info import RankInfo
 from tests.distributed.ranks import rank_info
 from tests.distributed.test_gradient import gradient
 from tests.models import MIXTURES, mixture_model, tiny_tokenizer, write_tiny_model

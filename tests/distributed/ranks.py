@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.workers.pool_process import Process
 from tests.forks import FORKS
 

@@ -17,8 +17,8 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.base.batch import Experience
 from rlctl.runtime.base.metrics import to_floats
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model import compiled
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.preflight import check_software
 from rlctl.runtime.rollout.engine import SamplingParams

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.cluster import fork_server, setup_worker
-from rlctl.runtime.model.rank_info import RankInfo
 from tests.distributed.ranks import in_a_process
 
 _QUOTED = shlex.quote(sys.executable)

@@ -18,7 +18,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.base.batch import Experience, Ragged, Rollouts, Scored
 from rlctl.runtime.base.budget import Budget
 from rlctl.runtime.base.metrics import to_floats
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.sharding import full_tensor, local_part
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.critic import CriticWorker

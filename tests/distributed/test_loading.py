@@ -10,11 +10,11 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
 
 from rlctl.recipes.compose import compose
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.mapped import RankStorage
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.workers.base import prepare
 from tests.distributed.ranks import in_a_process, on_ranks, rank_info
 

@@ -17,15 +17,15 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.base.batch import Prompts, Ragged
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.adapter_names import merged_parameters, without_adapters
 from rlctl.runtime.model.causal_lm import PolicyModel
-from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.lora import add_adapters
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.role_models import check_adapters
+from rlctl.runtime.rollout.engine_weights import AdapterSync, EngineWeights, Selection
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
 from tests.distributed.ranks import rank_info

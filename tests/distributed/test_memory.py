@@ -18,7 +18,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.base.balance import TokenCounts
 from rlctl.runtime.base.batch import Experience
 from rlctl.runtime.base.budget import Budget, OomRetry
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.process_memory import MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD
 from tests import workers

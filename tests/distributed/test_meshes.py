@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlctl.runtime.base.ops import sum_of_squared_probs
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.kernels import Reach
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.vocabulary import Vocabulary

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.base.batch import LogProbs, Prompts, Ragged
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model import phase_offload
 from rlctl.runtime.model.phase_offload import PhaseOffload
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import local_part
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import begin_writing

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlctl.recipes.compose import compose
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.rollout.requests import Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, to_buckets, whole

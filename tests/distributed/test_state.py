@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.average import Average
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.base.batch import Experience, Prompts, Ragged, Rollouts
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.rollout.vllm_engine.weights import model_runner
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing

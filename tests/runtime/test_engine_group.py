@@ -28,7 +28,7 @@ from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.pool_engine import Engine
 from rlctl.runtime.generation.separate_engines import SeparateEngines
-from rlctl.runtime.model.engine_weights import Selection
+from rlctl.runtime.rollout.engine_weights import Selection
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WeightChannel

@@ -14,6 +14,7 @@ import torch
 from rlctl.errors import MissingExtraError, ResourceError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster import gpus, pool
 from rlctl.runtime.cluster.gpus import ClusterGpus, NodeGpus
@@ -22,7 +23,6 @@ from rlctl.runtime.cluster.session import _options
 from rlctl.runtime.model import causal_lm, compiled, gpu_kernels
 from rlctl.runtime.model.causal_lm import has_score_kernel
 from rlctl.runtime.model.compiled import compiles_by_default, enable_compiler
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.planning import devices
 from rlctl.runtime.planning.capacity import memory_of
 from rlctl.runtime.planning.devices import Devices, pool_device

@@ -23,7 +23,6 @@ from rlctl.runtime.model import probe
 from rlctl.runtime.model.adapter_names import merged_parameters
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
-from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.padded_rows import decoder_of, has_padded_rows, use_own_attention
@@ -35,6 +34,7 @@ from rlctl.runtime.planning import preflight
 from rlctl.runtime.planning.mesh import check_meshes
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.rollout.engine import SamplingParams
+from rlctl.runtime.rollout.engine_weights import AdapterSync, EngineWeights, Selection
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.weight_sync import WHOLE, to_buckets, whole
 from rlctl.runtime.workers.passes import enter_training

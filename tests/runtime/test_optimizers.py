@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.sharding import local_part
 from rlctl.runtime.workers import optimizers
 from rlctl.runtime.workers.background import begin_writing

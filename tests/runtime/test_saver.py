@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 
 from rlctl.errors import ResourceError
 from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.base.roles import Roles
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.training.checkpoint_store import (
     ROWS,
     CheckpointStore,

@@ -15,8 +15,8 @@ from rlctl.quickstart import VISION, real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.base.batch import Experience, LogProbs, Prompts
 from rlctl.runtime.base.metrics import to_floats
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.load import load_model
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.hf import HFEngine, Steps
 from rlctl.runtime.workers.actor import ActorWorker
 from tests import workers

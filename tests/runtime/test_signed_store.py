@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.rollout.rendezvous import listen
 from rlctl.runtime.rollout.shared_memory import SharedMemory
 from rlctl.runtime.rollout.signed_store import Meeting, SignedStore, new_secret, open_store

@@ -30,7 +30,6 @@ from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.model import image_attention
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
-from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
 from rlctl.runtime.model.load import load_config, load_model
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.mapped import RankStorage
@@ -41,6 +40,7 @@ from rlctl.runtime.model.tower import freeze_tower, image_processor, placeholder
 from rlctl.runtime.model.vision import SeenPrompt
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.engine import SamplingParams
+from rlctl.runtime.rollout.engine_weights import AdapterSync, EngineWeights, Selection
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.vllm_engine.engine_images import tower_arguments, undivided_tower
 from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine

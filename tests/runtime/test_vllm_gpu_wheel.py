@@ -20,7 +20,7 @@ import torch
 from packaging.requirements import Requirement
 
 from rlctl.recipes.compose import compose
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.vllm_engine.versions import pins

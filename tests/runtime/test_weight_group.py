@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.rollout import shared_memory, weight_group
 from rlctl.runtime.rollout.rendezvous import listen
 from rlctl.runtime.rollout.shared_memory import SharedMemory

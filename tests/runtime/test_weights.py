@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlctl.errors import RlctlError
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, Joined, Part, to_buckets, whole
 from tests.distributed.ranks import in_a_process

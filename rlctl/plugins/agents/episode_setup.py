@@ -21,9 +21,9 @@ from rlctl.plugins.agents.episode import EpisodeSettings
 from rlctl.plugins.agents.template_check import TOOL, USER, check_chat_template
 from rlctl.recipes import schema
 from rlctl.runtime.base.image_processor import processor_of
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.tokenizer import stop_token_ids
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.auto import reads_images
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.sandbox.isolation import missing_isolation

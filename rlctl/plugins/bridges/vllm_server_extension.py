@@ -15,8 +15,8 @@ import torch
 from vllm.platforms import current_platform
 
 from rlctl.errors import RlctlError
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.load import build_empty
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.vllm_engine.cpu import (
     keep_weights_unpacked,
     pack_loaded_experts,

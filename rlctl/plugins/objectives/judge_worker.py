@@ -16,10 +16,10 @@ from rlctl.errors import ConfigError
 from rlctl.plugins import load
 from rlctl.quickstart import real_path
 from rlctl.recipes import schema
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.data.tokenizer import encode_prompt, stop_token_ids, tokenizer_of
 from rlctl.runtime.model.adapter_names import engine_parameters
 from rlctl.runtime.model.load import compute_dtype, load_model, with_local_path
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 from rlctl.runtime.serving.chat import Turn

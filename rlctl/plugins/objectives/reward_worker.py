@@ -12,11 +12,11 @@ from rlctl.runtime.algorithms.base import Loss, ScoreLoss
 from rlctl.runtime.base.batch import Ragged, Rollouts
 from rlctl.runtime.base.budget import Budget
 from rlctl.runtime.base.metrics import Metrics
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.base.roles import RewardLearner, RewardModel
 from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.adapter_names import adapt
 from rlctl.runtime.model.load import Kind, load_model, master_dtype
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.reward_model import RewardModel as Model
 from rlctl.runtime.model.reward_model import write_scale
 from rlctl.runtime.model.sequences import Sequences

@@ -10,8 +10,8 @@ from typing import TypeVar
 import ray
 from torch import Tensor
 
-from rlctl.runtime.model.engine_weights import Selection
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
+from rlctl.runtime.rollout.engine_weights import Selection
 from rlctl.runtime.rollout.weight_group import (
     BrokenGroupError,
     GroupAddress,

@@ -21,7 +21,7 @@ from rlctl.runtime.cluster.group_host import GroupHost
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.pool_engine import Engine, failure_reason
-from rlctl.runtime.model.engine_weights import Selection
+from rlctl.runtime.rollout.engine_weights import Selection
 from rlctl.runtime.rollout.weight_sync import WeightChannel, uses_object_store
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.rollout import RolloutSpec

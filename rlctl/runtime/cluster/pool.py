@@ -33,12 +33,12 @@ from rlctl.cores import process_resources
 from rlctl.debugging import reached_breakpoint
 from rlctl.errors import ResourceError, RlctlError
 from rlctl.runs.logs import format_tails
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.cluster.group import GroupTransport, Relay, RelayedTransport, inline_bytes_of
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY, Pool, W
 from rlctl.runtime.cluster.resources import free_of, node_here
 from rlctl.runtime.cluster.stop_key import StopKey
 from rlctl.runtime.cluster.task_errors import error_of_users_code
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.workers.dispatch import bind
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.pool_process import Process

@@ -14,10 +14,10 @@ from rlctl.cores import available_cores
 from rlctl.debugging import call_limit
 from rlctl.errors import UsageError
 from rlctl.recipes import schema
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.cluster.pool import PoolSpec, RayPool
 from rlctl.runtime.cluster.pools import InlinePool, InlineTransport, Pool, W
 from rlctl.runtime.cluster.session import ray_session
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.workers.dispatch import Worker, bind
 from rlctl.runtime.workers.trace import TraceSpec
 

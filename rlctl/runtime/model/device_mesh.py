@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.mapped import RankStorage
-from rlctl.runtime.model.rank_info import RankInfo
 
 if TYPE_CHECKING:
     from rlctl.runtime.model.pipeline_parallel import Stage

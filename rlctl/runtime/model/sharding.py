@@ -24,10 +24,10 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.padded_rows import check_undivided, decoder_of
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.stage import saved_buffers, stage_of
 
 

@@ -17,7 +17,7 @@ from rlctl.cores import default_threads
 from rlctl.errors import ResourceError
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import pool_names, rollout_pool
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.gpus import ClusterGpus

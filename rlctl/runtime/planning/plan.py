@@ -15,10 +15,10 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.role_table import needed_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Algorithm
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data import bundled
 from rlctl.runtime.data.loader import PromptLoader
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.planning.devices import Devices, pool_device, pool_sizes
 from rlctl.runtime.planning.disk import warn_of_full_disk
 from rlctl.runtime.planning.draft import CHECKS, Draft

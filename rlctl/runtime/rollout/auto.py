@@ -11,10 +11,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from rlctl.errors import ConfigError, MissingExtraError, Problem
 from rlctl.plugins import load
 from rlctl.recipes import schema
-from rlctl.runtime.model.engine_weights import AdapterSync
 from rlctl.runtime.model.load import load_config
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.engine_startup import run_startup, start_in_phases
+from rlctl.runtime.rollout.engine_weights import AdapterSync
 from rlctl.runtime.rollout.hf import HFEngine
 
 if TYPE_CHECKING:

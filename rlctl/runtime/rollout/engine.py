@@ -15,7 +15,7 @@ from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.base.budget import OomRetry
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import torch
 
 from rlctl.plugins import load
 from rlctl.recipes import schema
-from rlctl.runtime.model.engine_weights import AdapterSync
 from rlctl.runtime.model.load import compute_dtype
+from rlctl.runtime.rollout.engine_weights import AdapterSync
 
 MERGES = {"lora_merge": "this engine always gets merged weights"}  # unused key of `rollout`
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.rollout.rendezvous import use_interface_to
 from rlctl.runtime.rollout.shared_memory import SharedMemory, can_read
 from rlctl.runtime.rollout.weight_changes import WeightChanges

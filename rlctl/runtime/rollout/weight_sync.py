@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
-from rlctl.runtime.model.engine_weights import Selection
+from rlctl.runtime.rollout.engine_weights import Selection
 from rlctl.runtime.rollout.page_sums import PageSums, copy_values
 
 T = TypeVar("T", covariant=True)  # result of a channel

@@ -20,18 +20,18 @@ from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss, training_temp
 from rlctl.runtime.base.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.base.budget import Budget
 from rlctl.runtime.base.metrics import Metrics
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.base.roles import Actor, G, Generator, Published, R, Total, Weights
 from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.adapter_names import adapt, without_adapters
 from rlctl.runtime.model.causal_lm import PolicyModel
-from rlctl.runtime.model.engine_weights import EngineWeights, Selection
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype, with_local_path
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded
 from rlctl.runtime.model.tower import freeze_tower
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.engine_startup import start_in_phases
+from rlctl.runtime.rollout.engine_weights import EngineWeights, Selection
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.sync_contents import adapter_sync

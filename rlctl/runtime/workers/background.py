@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rlctl.errors import RlctlError
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

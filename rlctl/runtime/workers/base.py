@@ -16,13 +16,13 @@ from rlctl.files import apply_umask
 from rlctl.recipes import schema
 from rlctl.runtime.base.batch import Rollouts
 from rlctl.runtime.base.budget import Budget, OomRetry
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.base.roles import LearningRole, ModelRole
 from rlctl.runtime.model.adapter_names import adapter_parameters, merged_parameters
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.probe import check_model
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.model.stage import saved_buffers
 from rlctl.runtime.model.tower import image_processor

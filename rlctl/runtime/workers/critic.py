@@ -12,12 +12,12 @@ from rlctl.runtime.algorithms.base import Loss, ValueLoss
 from rlctl.runtime.base.batch import Ragged, Rollouts
 from rlctl.runtime.base.budget import Budget
 from rlctl.runtime.base.metrics import Metrics
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.base.roles import Critic
 from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.adapter_names import adapt
 from rlctl.runtime.model.causal_lm import ValueModel
 from rlctl.runtime.model.load import load_model, master_dtype
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.tower import freeze_tower
 from rlctl.runtime.workers.base import LearningWorker, prepare

@@ -23,7 +23,7 @@ from rlctl.runtime.base.balance import balance, row_cost
 from rlctl.runtime.base.batch import Batch, Prompts, Ragged, Rollouts
 from rlctl.runtime.base.clock import timed
 from rlctl.runtime.base.metrics import merge
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 
 _MARK = "__dispatch__"

@@ -26,11 +26,11 @@ from rlctl.runtime.base.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.base.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.base.metrics import Mean, Metrics, Sum, merge
 from rlctl.runtime.base.ops import PolicyOutputs
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.base.roles import REFUSED
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel
 from rlctl.runtime.model.mixture import has_routers
 from rlctl.runtime.model.phase_offload import PhaseOffload
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import local_gradients, reset_gradients, total_norm
 from rlctl.runtime.model.stage import stage_of

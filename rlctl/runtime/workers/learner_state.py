@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.sharding import is_quantized, trained_state
 from rlctl.runtime.workers.background import BackgroundWriter
 from rlctl.runtime.workers.rng import set_rng_state

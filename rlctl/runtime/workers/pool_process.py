@@ -26,7 +26,7 @@ from rlctl.debugging import call_on_breakpoint, mark_breakpoints
 from rlctl.errors import RlctlError
 from rlctl.log import log_to_stderr
 from rlctl.process import relax_umask
-from rlctl.runtime.model.rank_info import RankInfo
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.workers.process_memory import keep_freed_memory, use_expandable_segments
 from rlctl.runtime.workers.rng import seed_all
 

@@ -10,10 +10,10 @@ from rlctl.recipes.role_table import REFERENCE
 from rlctl.runtime.algorithms.base import Needs, training_temperature
 from rlctl.runtime.base.batch import LogProbs, Rollouts
 from rlctl.runtime.base.budget import Budget
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.base.roles import Reference
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import load_model, master_dtype
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.workers.base import ModelWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner

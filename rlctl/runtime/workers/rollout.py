@@ -9,8 +9,8 @@ from typing import Protocol, Self, runtime_checkable
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.base.budget import OomRetry
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.model.load import compute_dtype, with_local_path
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, log_oom_retry
 from rlctl.runtime.rollout.exchange import InFlightEngine, WeightVersions, exchange
 from rlctl.runtime.rollout.requests import Completion, Request, Slice

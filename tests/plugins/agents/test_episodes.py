@@ -23,6 +23,7 @@ from rlctl.plugins.agents.generator import EpisodeGenerator
 from rlctl.quickstart import AGENT, real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.base.batch import Batch, Prompts, Rollouts
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.base.roles import Reward, Roles
 from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
@@ -33,7 +34,6 @@ from rlctl.runtime.generation.schedule import OnStates
 from rlctl.runtime.generation.stream import StreamedGenerator
 from rlctl.runtime.generators import Generation, open_generator
 from rlctl.runtime.model.attention import use_rlctl_attention
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.sequences import prompt_numbers
 from rlctl.runtime.rollout.engine import random_stream, random_streams
 from rlctl.runtime.training.stored_rollouts import read_rollouts, write_rollouts

@@ -18,10 +18,10 @@ from rlctl.plugins.objectives.reward_worker import RewardLearnerWorker, RewardMo
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.pair_metrics import calibration_error
 from rlctl.runtime.base.batch import Ragged, Scored
+from rlctl.runtime.base.rank_info import RankInfo
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.probe import check_packing
-from rlctl.runtime.model.rank_info import RankInfo
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.workers.dispatch import split

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.model.adapter_names import is_adapter
-from rlctl.runtime.model.engine_weights import AdapterSync
 from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.model.padded_rows import decoder_of
 from rlctl.runtime.rollout.engine import EngineSpec
+from rlctl.runtime.rollout.engine_weights import AdapterSync
 from rlctl.runtime.rollout.vllm_engine.versions import MERGE_HINT
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ from rlctl.plugins import Unused
 from rlctl.recipes import schema
 from rlctl.runtime.base.batch import Ragged
 from rlctl.runtime.base.ops import any_algorithms
-from rlctl.runtime.model.engine_weights import AdapterSync
 from rlctl.runtime.model.load import empty_model, load_config
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
@@ -38,6 +37,7 @@ from rlctl.runtime.rollout.engine import (
     generate_by_requests,
 )
 from rlctl.runtime.rollout.engine_startup import run_startup
+from rlctl.runtime.rollout.engine_weights import AdapterSync
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.vllm_engine.log_probs import report_full_log_probs
 from rlctl.runtime.rollout.vllm_engine.versions import check_installed, unlike_transformers
