@@ -28,8 +28,9 @@ from rlctl.runtime.planning.capacity import describe
 from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.training.collector import Collector
+from rlctl.runtime.training.input_hashes import input_hashes
 from rlctl.runtime.training.profile import StepProfiler
-from rlctl.runtime.training.run_folder import input_hashes, open_run
+from rlctl.runtime.training.run_folder import open_run
 from rlctl.runtime.training.stopping import Watchdog, deferred_signals, restored_process
 from rlctl.runtime.training.trainer import RunContext, Trainer, TrainerState
 from rlctl.runtime.workers.rng import seed_all

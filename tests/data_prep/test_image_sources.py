@@ -16,7 +16,7 @@ from rlctl.cli import app
 from rlctl.data_prep import row_columns
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ResourceError
-from rlctl.runtime.training.run_folder import image_hashes
+from rlctl.runtime.training.input_hashes import image_hashes
 from tests.configs import configured
 from tests.data_prep.test_images import PARTS, picture, record
 from tests.vlm import noise, write_vlm

@@ -15,7 +15,8 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.planning.early_resume import compose_resumed
 from rlctl.runtime.resume import ResumeOptions, plan_resume
 from rlctl.runtime.start import StartPlan
-from rlctl.runtime.training.run_folder import input_hashes, open_run
+from rlctl.runtime.training.input_hashes import input_hashes
+from rlctl.runtime.training.run_folder import open_run
 from tests.e2e.command import train
 from tests.e2e.conftest import small
 from tests.settings import given

@@ -51,7 +51,7 @@ def refuse_changes(run: Run, recipe: Recipe) -> None:
     from rlctl.runtime.data import bundled
     from rlctl.runtime.planning.model_paths import with_models
     from rlctl.runtime.training.drift import changed_environment
-    from rlctl.runtime.training.run_folder import input_hashes
+    from rlctl.runtime.training.input_hashes import input_hashes
 
     record = run.readable_record()
     with bundled.readable(with_models(recipe.config)) as config:

@@ -15,7 +15,7 @@ from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import CONFIG_FILE
 from rlctl.runtime.data import bundled
 from rlctl.runtime.training.complete_checkpoints import config_hash
-from rlctl.runtime.training.run_folder import input_hashes
+from rlctl.runtime.training.input_hashes import input_hashes
 
 _NAMES = ("trainer.experiment_name", "trainer.project_name")
 

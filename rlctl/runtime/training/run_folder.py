@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
@@ -16,28 +15,21 @@ import yaml
 
 from rlctl import plugins
 from rlctl.code_places import plugin_packages
-from rlctl.data_prep.parquet_files import readable_parquet
-from rlctl.data_prep.sources import TRAIN, VALIDATION, data_hashes, named_files
 from rlctl.files import write_text
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import environment_tags
-from rlctl.recipes.role_table import ROLES
 from rlctl.runs.ownership import Place, is_copy
 from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import Last, recorded_end
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.data.row_table import Rows
-from rlctl.runtime.model.hf_files import model_hashes
-from rlctl.runtime.rewards.specs import code_hashes
 from rlctl.runtime.training.checkpoint_store import ROWS, CheckpointStore
+from rlctl.runtime.training.input_hashes import Hashes
 
 if TYPE_CHECKING:
     from rlctl.runtime.training.restore import ResumePoint
 
 LOG = logging.getLogger(__name__)
-
-Hashes = Mapping[str, Mapping[str, str]]
 
 
 def open_run(
@@ -135,47 +127,6 @@ def _write_config(
         parent=parent or run.record.parent,
         **inputs,
     )
-
-
-def input_hashes(config: schema.Config) -> Hashes:
-    """Return the hashes of the files that a run reads, by field of its record."""
-    data = config.data
-    hashes: dict[str, str] = {}
-    for files, split in ((data.train_paths, TRAIN), (data.val_files or (), VALIDATION)):
-        hashes |= data_hashes(files, split) | image_hashes(files, split, data)
-    return {
-        "data": hashes,
-        "reward_code": code_hashes(config.reward),
-        "models": model_hashes(role.model(config) for role in ROLES),
-    }
-
-
-def image_hashes(files: Sequence[str], split: str, data: schema.Data) -> dict[str, str]:
-    """Return one SHA-256 of all images that the rows of a file name by path, of files with any.
-
-    Raises ConfigError for an image that cannot be read. Those in a file are part of its hash.
-    """
-    hashes = {}
-    for name, path in named_files(files, split):
-        if data.reader or not _may_have(path, data.image_key):
-            continue
-        rows = Rows.load(path, data, data.skip_invalid and split == TRAIN)
-        if rows.names_images:
-            from rlctl.data_prep.images import digest_of
-
-            named = (image for row in rows for image in row.images if isinstance(image, str))
-            found = hashlib.sha256("".join(map(digest_of, named)).encode())
-            hashes[f"{name} (images)"] = found.hexdigest()
-    return hashes
-
-
-def _may_have(path: Path, key: str) -> bool:
-    """Return False if no row of a file can have the column `key`, without decoding its rows."""
-    if path.suffix == ".parquet":
-        with readable_parquet(path) as table:
-            return key in table.schema_arrow.names
-    with path.open("rb") as file:
-        return any(key.encode() in line for line in file)
 
 
 def _rewind(run: RunDir, start: ResumePoint, validated_first: bool) -> None:

@@ -15,9 +15,9 @@ from rlctl.errors import ConfigError, Problem
 from rlctl.recipes import schema
 from rlctl.recipes.schema import Model
 from rlctl.runtime.model import hf_files
-from rlctl.runtime.model.hf_files import model_hashes
 from rlctl.runtime.model.load import Kind, compute_dtype, load_model
 from rlctl.runtime.planning.model_files import check_architecture
+from rlctl.runtime.training.input_hashes import model_hashes
 from tests.configs import configured
 from tests.models import TINY, edit, write_tiny_model
 from tests.runtime.test_probe import RIGHT
