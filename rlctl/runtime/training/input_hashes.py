@@ -1,7 +1,4 @@
-"""Hashes of the files that a run reads: data, images, models and code of rewards.
-
-They detect changes between the attempts of a run.
-"""
+"""Hashes of the files that a run reads, which detect changes between its attempts."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""Metrics of a training step: speed, and sequence lengths."""
+"""Metrics of a training step: speed, memory of processes, and sequence lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import psutil
 import torch
 from torch import Tensor
 
 from rlctl.runtime.base.batch import Ragged, Rollouts
-from rlctl.runtime.training.host_memory import process_memory
 from rlctl.runtime.workers.dispatch import split
+from rlctl.tracking.alarm_rules import MEMORY
 
 # Phases reported as `timing_per_token_ms/*`: per response token, and per token of any kind.
 _PER_RESPONSE_TOKEN = ("gen",)
@@ -18,6 +19,7 @@ _PER_TOKEN = (
     *("ref", "values", "adv", "update_critic", "update_actor"),
     *("rm_scores", "update_rm"),
 )
+_RAY = ("IDLE", "DashboardAgent", "RuntimeEnvAgent")  # processes of Ray itself
 
 
 def speed_metrics(
@@ -45,6 +47,26 @@ def speed_metrics(
         "perf/cpu_memory_used_gb": psutil.virtual_memory().used / 2**30,
         **process_memory(),
     }
+
+
+def process_memory() -> dict[str, float]:
+    """Return the resident GiB of the controller, and of its largest worker of each name here.
+
+    `Process` is that of roles on Ray, `sandbox` that of rewards and environments.
+    """
+    controller = psutil.Process()
+    found = {f"{MEMORY}controller": controller.memory_info().rss / 2**30}
+    for child in controller.children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            title = " ".join(child.cmdline()[:1])
+            name = title.removeprefix("ray::").split(".")[0]
+            if "python" in title:
+                name = "sandbox"
+            elif name in _RAY or not title.startswith("ray::"):
+                continue
+            gib = child.memory_info().rss / 2**30
+            found[f"{MEMORY}{name}"] = max(found.get(f"{MEMORY}{name}", 0.0), gib)
+    return found
 
 
 def length_metrics(batch: Rollouts, num_ranks: int) -> dict[str, float]:
