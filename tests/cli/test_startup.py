@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from rlctl.cli.commands.train import check_algorithm
 from rlctl.cli.startup import print_end
+from rlctl.recipes.compose import compose
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.training.checkpoint_store import ControllerState
 from rlctl.runtime.workers.background import PARTS
@@ -47,6 +49,18 @@ def test_ctrl_c_while_python_loads_prints_no_traceback(tmp_path: Path) -> None:
     done = interrupted_by("typer", tmp_path, "train", "ppo")
     assert done.stderr.splitlines() == [INTERRUPTED]
     assert done.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("verb", "recipe", "notices"),
+    [("grpo", "ppo", True), ("grpo", "dr_grpo", False), ("ppo", "grpo", False)],
+)
+def test_a_recipe_of_ppo_under_the_name_of_grpo_is_noticed(
+    verb: str, recipe: str, notices: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_algorithm(verb, recipe, compose(recipe))
+    notice = "note: the recipe ppo decides: algorithm.adv_estimator=gae, PPO with a critic\n"
+    assert capsys.readouterr().err == (notice if notices else "")
 
 
 def test_commands_that_load_a_model_say_so_first(tmp_path: Path) -> None:

@@ -10,13 +10,7 @@ import typer
 from rlctl.cli import address_option, complete
 from rlctl.cli.address_option import Address, Detach, Slurm
 from rlctl.cli.limit_options import MaxTime, Retries, SaveBy
-from rlctl.cli.options import (
-    RUNS_VARIABLE,
-    DryRunJson,
-    Strict,
-    overrides_argument,
-    recipe_option,
-)
+from rlctl.cli.options import RUNS_VARIABLE, DryRunJson, Strict, overrides_argument, recipe_option
 from rlctl.cli.startup import announce, compose_with_notices, problems_as_json, until_start
 from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
@@ -205,6 +199,8 @@ def check_algorithm(verb: str, given: str | None, recipe: Recipe) -> None:
         return
     algorithm = recipe.config.algorithm.name
     if algorithm == verbs()[verb].algorithm:
+        if verb == "grpo" and recipe.config.algorithm.adv_estimator == "gae":
+            notice(f"the recipe {given} decides: algorithm.adv_estimator=gae, PPO with a critic")
         return
     other = next((name for name, facts in verbs().items() if facts.algorithm == algorithm), None)
     if other is not None:
