@@ -64,8 +64,9 @@ def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:
 def test_every_command_of_the_workflow_exists() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())["jobs"]
     commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    targets = {each.removeprefix("make ") for each in commands if each.startswith("make ")}
-    assert {"demo", "test"} == targets <= TARGETS
+    targets = {each.split()[1] for each in commands if each.startswith("make ")}
+    assert {"demo", "test", "without"} == targets <= TARGETS
+    assert [*FOLDERS] == jobs["without-plugins"]["strategy"]["matrix"]["folders"][1:]
     for words in (each.split()[1:] for each in commands if each.startswith(".venv/bin/rlctl")):
         assert main([*words, "--help"]) == 0
 

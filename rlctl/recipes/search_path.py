@@ -32,6 +32,7 @@ class Verb:
     algorithm: str
     model: str
     example: str
+    estimator: str | None
 
 
 @cache
@@ -53,6 +54,7 @@ def _verb(name: str) -> Verb:
         lookup(base.data, "algorithm.name") or parent,
         model.strip("${}"),
         example if example in library_recipes() else name,
+        lookup(base.data, "algorithm.adv_estimator"),
     )
 
 

@@ -11,12 +11,12 @@ ON_RAY = "train ppo trainer.total_training_steps=1"
 WITH_VLLM = f"{ON_RAY} actor_rollout_ref.rollout.name=vllm"
 # The first is a text run with the engine `hf`, in one process, without tools, images or judges.
 MOST_LINES = {
-    "train ppo --inline trainer.total_training_steps=1": 33_448,
-    ON_RAY: 35_940,  # of the controller
+    "train ppo --inline trainer.total_training_steps=1": 33_451,
+    ON_RAY: 35_943,  # of the controller
     WITH_VLLM: 37_195,
     "--help": 1_365,
     "runs": 5_355,
-    "sweep ppo --dry-run actor_rollout_ref.actor.optim.lr=1e-4,1e-3": 31_959,
+    "sweep ppo --dry-run actor_rollout_ref.actor.optim.lr=1e-4,1e-3": 31_962,
 }
 
 MARKS = {

@@ -55,11 +55,11 @@ def test_ctrl_c_while_python_loads_prints_no_traceback(tmp_path: Path) -> None:
     ("verb", "recipe", "notices"),
     [("grpo", "ppo", True), ("grpo", "dr_grpo", False), ("ppo", "grpo", False)],
 )
-def test_a_recipe_of_ppo_under_the_name_of_grpo_is_noticed(
+def test_a_recipe_with_another_estimator_than_the_command_is_noticed(
     verb: str, recipe: str, notices: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_algorithm(verb, recipe, compose(recipe))
-    notice = "note: the recipe ppo decides: algorithm.adv_estimator=gae, PPO with a critic\n"
+    notice = "note: settings decide, not `train grpo`: algorithm.adv_estimator=gae\n"
     assert capsys.readouterr().err == (notice if notices else "")
 
 

@@ -199,8 +199,9 @@ def check_algorithm(verb: str, given: str | None, recipe: Recipe) -> None:
         return
     algorithm = recipe.config.algorithm.name
     if algorithm == verbs()[verb].algorithm:
-        if verb == "grpo" and recipe.config.algorithm.adv_estimator == "gae":
-            notice(f"the recipe {given} decides: algorithm.adv_estimator=gae, PPO with a critic")
+        found, usual = recipe.config.algorithm.adv_estimator, verbs()[verb].estimator
+        if usual not in (None, found):
+            notice(f"settings decide, not `train {verb}`: algorithm.adv_estimator={found}")
         return
     other = next((name for name, facts in verbs().items() if facts.algorithm == algorithm), None)
     if other is not None:
