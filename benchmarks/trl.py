@@ -169,17 +169,31 @@ def grpo_trainer(
     folder: Path,
     passes: int,
     more: Mapping[str, object],
+    as_text: bool = False,
 ) -> Any:
-    """Return TRL's trainer of `model` for the prompts and the optimizer of `plan`."""
+    """Return TRL's trainer of `model` for the prompts and the optimizer of `plan`.
+
+    It renders messages itself, and always begins a new one. `as_text` gives it the text of the
+    plan's prompts, which may end in the beginning of the assistant's message.
+    """
     datasets: Any = import_module("datasets")  # of the environment with TRL alone
     trl: Any = import_module("trl")
     config = plan.config.actor_rollout_ref
     optim = config.actor.optim
     on_cpu = plan.devices.kind == "cpu"
     num_rows = plan.config.data.train_batch_size * config.rollout.n
-    rows = [row for step in range(1, rounds + 1) for row in plan.loader.batch_at(step).rows]
+    batches = [plan.loader.batch_at(step) for step in range(1, rounds + 1)]
+    rows = [
+        pair for each in batches for pair in zip(each.prompt_ids.rows(), each.rows, strict=True)
+    ]
+    texts = [plan.tokenizer.decode(ids) for ids, _ in rows]
+    for (ids, row), text in zip(rows, texts, strict=True):
+        assert not as_text or plan.tokenizer(text)["input_ids"] == ids.tolist(), row.prompt
     data = datasets.Dataset.from_list(
-        [{"prompt": list(row.prompt), "ground_truth": row.ground_truth} for row in rows]
+        [
+            {"prompt": text if as_text else list(row.prompt), "ground_truth": row.ground_truth}
+            for (_, row), text in zip(rows, texts, strict=True)
+        ]
     )
     settings = trl.GRPOConfig(
         output_dir=str(folder),

@@ -121,9 +121,7 @@ def _learn(path: str, rounds: int, threads: int, folder: Path) -> None:
             scores["rlctl"].append(float(scored.scores.mean()))
 
         def rewarded(completions: Any, ground_truth: Any, **_: object) -> list[float]:
-            # TRL's message begins with the text of the prompt that it continues: `3 + 4 =`.
-            texts = (each[0]["content"].partition("=")[2] for each in completions)
-            pairs = zip(texts, ground_truth, strict=True)
+            pairs = zip(completions, ground_truth, strict=True)
             values = [score(DATA_SOURCE, text, truth)["score"] for text, truth in pairs]
             scores["TRL"].append(statistics.fmean(values))
             return values
@@ -141,7 +139,8 @@ def _learn(path: str, rounds: int, threads: int, folder: Path) -> None:
         before = measured(), accuracy(theirs, plan.tokenizer, held_out)
         turns = Timed(step)
         more = {"max_completion_length": LONGEST}
-        grpo_trainer(plan, theirs, rewarded, turns, rounds, folder, PASSES, more).train()
+        # As text, since the prompt has the beginning of the assistant's message: `3 + 4 =`.
+        grpo_trainer(plan, theirs, rewarded, turns, rounds, folder, PASSES, more, True).train()
         after = measured(), accuracy(theirs, plan.tokenizer, held_out)
         left = sum(turns.trl) - sum(turns.rlctl)
         further = 0
