@@ -241,10 +241,11 @@ _EXAMPLES: dict[str, Example] = {
     ),
 }
 # Those of commands whose folders are there.
+SCHEMAS = {path: example.schema for path, example in _EXAMPLES.items() if can_run(path)}
 EXAMPLES = {
     path: example
     for path, example in _EXAMPLES.items()
-    if can_run(path) and (not example.also_needs or is_there(example.also_needs))
+    if path in SCHEMAS and (not example.also_needs or is_there(example.also_needs))
 }
 # Commands without `--json`, and why.
 _WITHOUT = {

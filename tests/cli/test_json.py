@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator as Validator
 
 from rlctl.cli import LazyCommand, all_commands
 from rlctl.cli.json_errors import JSON_VERSION
-from tests.cli.json_schemas import ERROR, EXAMPLES, SAME, WITHOUT
+from tests.cli.json_schemas import ERROR, EXAMPLES, SAME, SCHEMAS, WITHOUT
 from tests.e2e.command import rlctl as trained
 from tests.recorded import called
 from tests.settings import given
@@ -39,10 +39,10 @@ EVERY = dict(pair for command in all_commands() for pair in commands(command.nam
 def test_every_command_has_json_and_a_schema() -> None:
     for path, command in EVERY.items():
         options = {option for parameter in command.params for option in parameter.opts}
-        has_schema = path in EXAMPLES or path.partition(" ")[0] in SAME
+        has_schema = path in SCHEMAS or path.partition(" ")[0] in SAME
         assert ("--json" in options) == (path not in WITHOUT), path
         assert has_schema == (path not in WITHOUT), f"rlctl {path} --json has no schema"
-    assert not EXAMPLES.keys() - EVERY.keys()
+    assert not SCHEMAS.keys() - EVERY.keys()
     assert not WITHOUT.keys() - EVERY.keys()
 
 
