@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlctl.errors import ConfigError, Problem
 from rlctl.recipes import schema
 from rlctl.recipes.schema import Model
-from rlctl.runtime.model import hf_files
 from rlctl.runtime.model.load import Kind, compute_dtype, load_model
 from rlctl.runtime.planning.model_files import check_architecture
+from rlctl.runtime.training import input_hashes
 from rlctl.runtime.training.input_hashes import model_hashes
 from tests.configs import configured
 from tests.models import TINY, edit, write_tiny_model
@@ -187,9 +187,9 @@ def model(path: object, tokenizer: object = None) -> Model:
 @pytest.mark.parametrize("at", [0, 100, 5_000, 99_999])
 def test_a_large_file_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Notice a changed tensor of a hundredth of the file, wherever it is."""
-    monkeypatch.setattr(hf_files, "_WHOLE_BYTES", 1000)
-    monkeypatch.setattr(hf_files, "_HEAD_BYTES", 100)
-    monkeypatch.setattr(hf_files, "_BLOCK_BYTES", 16)
+    monkeypatch.setattr(input_hashes, "_WHOLE_BYTES", 1000)
+    monkeypatch.setattr(input_hashes, "_HEAD_BYTES", 100)
+    monkeypatch.setattr(input_hashes, "_BLOCK_BYTES", 16)
     weights = tmp_path / "model.safetensors"
     content = bytearray(100_000)
     weights.write_bytes(content)
