@@ -146,8 +146,7 @@ def trl_trainer(
             len(ids) - limit for ids, limit in zip(completion_ids, limits.tolist(), strict=True)
         }
         assert longer <= {0, 1}, f"TRL has other lengths: {sorted(longer)[:9]}"
-        texts = [each[0]["content"] for each in completions]
-        pairs = zip(texts, ground_truth, strict=True)
+        pairs = zip(completions, ground_truth, strict=True)
         return [score("", text, truth, method="strict")["score"] for text, truth in pairs]
 
     more = {
@@ -169,12 +168,10 @@ def grpo_trainer(
     folder: Path,
     passes: int,
     more: Mapping[str, object],
-    as_text: bool = False,
 ) -> Any:
     """Return TRL's trainer of `model` for the prompts and the optimizer of `plan`.
 
-    It renders messages itself, and always begins a new one. `as_text` gives it the text of the
-    plan's prompts, which may end in the beginning of the assistant's message.
+    It gets their text, as it would begin a new message after any: its prompts are rlctl's tokens.
     """
     datasets: Any = import_module("datasets")  # of the environment with TRL alone
     trl: Any = import_module("trl")
@@ -183,16 +180,11 @@ def grpo_trainer(
     on_cpu = plan.devices.kind == "cpu"
     num_rows = plan.config.data.train_batch_size * config.rollout.n
     batches = [plan.loader.batch_at(step) for step in range(1, rounds + 1)]
-    rows = [
-        pair for each in batches for pair in zip(each.prompt_ids.rows(), each.rows, strict=True)
-    ]
-    texts = [plan.tokenizer.decode(ids) for ids, _ in rows]
-    for (ids, row), text in zip(rows, texts, strict=True):
-        assert not as_text or plan.tokenizer(text)["input_ids"] == ids.tolist(), row.prompt
     data = datasets.Dataset.from_list(
         [
-            {"prompt": text if as_text else list(row.prompt), "ground_truth": row.ground_truth}
-            for (_, row), text in zip(rows, texts, strict=True)
+            {"prompt": text_of(plan, ids), "ground_truth": row.ground_truth}
+            for batch in batches
+            for ids, row in zip(batch.prompt_ids.rows(), batch.rows, strict=True)
         ]
     )
     settings = trl.GRPOConfig(
@@ -224,6 +216,13 @@ def grpo_trainer(
         processing_class=plan.tokenizer,
         callbacks=[turns],
     )
+
+
+def text_of(plan: Plan, ids: Tensor) -> str:
+    """Return the text of a prompt, which must be tokenized to `ids` again."""
+    text = plan.tokenizer.decode(ids)
+    assert plan.tokenizer(text)["input_ids"] == ids.tolist(), text
+    return text
 
 
 @contextmanager

@@ -139,8 +139,7 @@ def _learn(path: str, rounds: int, threads: int, folder: Path) -> None:
         before = measured(), accuracy(theirs, plan.tokenizer, held_out)
         turns = Timed(step)
         more = {"max_completion_length": LONGEST}
-        # As text, since the prompt has the beginning of the assistant's message: `3 + 4 =`.
-        grpo_trainer(plan, theirs, rewarded, turns, rounds, folder, PASSES, more, True).train()
+        grpo_trainer(plan, theirs, rewarded, turns, rounds, folder, PASSES, more).train()
         after = measured(), accuracy(theirs, plan.tokenizer, held_out)
         left = sum(turns.trl) - sum(turns.rlctl)
         further = 0

@@ -25,7 +25,7 @@ MODEL = "actor_rollout_ref.model.path"
 class Verb:
     """Base NAME_trainer that has a quickstart, the recipe NAME.
 
-    `model` is the key of the trained model's path, and `example` a recipe for the user's data.
+    `model` is the key of its path, `example` a recipe for the user's data, `estimator` the base's.
     """
 
     about: str

@@ -194,7 +194,7 @@ def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
 
 
 def check_algorithm(verb: str, given: str | None, recipe: Recipe) -> None:
-    """Refuse a `given` recipe of another verb's algorithm: the recipe decides, not the verb."""
+    """Refuse a `given` recipe of another verb's algorithm; note another estimator than its own."""
     if given is None:
         return
     algorithm = recipe.config.algorithm.name
