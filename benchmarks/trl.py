@@ -220,7 +220,7 @@ def grpo_trainer(
 
 def text_of(plan: Plan, ids: Tensor) -> str:
     """Return the text of a prompt, which must be tokenized to `ids` again."""
-    text = plan.tokenizer.decode(ids)
+    text = str(plan.tokenizer.decode(ids))
     assert plan.tokenizer(text)["input_ids"] == ids.tolist(), text
     return text
 
